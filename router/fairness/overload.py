@@ -3,7 +3,8 @@
 One rate decides, in expected weighted tokens per second: what is ``served``, by the requests
 dispatched while others wait, so that it is what the pool can do. It is a mean that fades within a
 quarter of the objective, and at least within ``LEAST_FADE_S``: where prompts may take half a
-minute, none may be dispatched for seconds without the pool being slow.
+minute, none may be dispatched for seconds without the pool being slow. What is observed long before
+a request waits again says little about the pool, which may have grown: see ``FORGET_FADES``.
 
 A burst is served late: it waits up to the deadline of admission, because it may be over before that
 costs anything. While an overload lasts, a queue that deep makes every request miss the objective,
@@ -47,6 +48,10 @@ GROWTH_S = 0.5
 FADE_SHARE = 0.25
 """Share of the objective after which what was served counts 1/e."""
 LEAST_FADE_S = 2.0
+FORGET_FADES = 5.0
+"""Times to fade without a waiting request after which the rate is forgotten: what was served would
+count less than 1% by then if requests had waited. Between two storms that are closer together than
+that, the rate lasts, so that the second one is known at once."""
 _LEAST_BUSY_S = 0.05  # of observation before the served rate is used
 
 
@@ -68,6 +73,10 @@ class FadingRate:
     def add(self, amount: float) -> None:
         self._sum += amount
 
+    def clear(self) -> None:
+        """Forget what has been observed."""
+        self._sum = self._seconds = 0.0
+
     @property
     def value(self) -> float | None:
         """Return the amount per second; None while too little has been observed."""
@@ -86,7 +95,9 @@ class OverloadMonitor:
         self._queue = queue
         self._goal_s = goal_s
         self._clock = clock
-        self._served = FadingRate(max(LEAST_FADE_S, FADE_SHARE * goal_s))
+        fade_s = max(LEAST_FADE_S, FADE_SHARE * goal_s)
+        self._forget_s = FORGET_FADES * fade_s
+        self._served = FadingRate(fade_s)
         self._at = clock()
         self._waited_at = self._at  # when a request last waited
         self._long_since = math.inf  # since when the queue has taken longer than the bound
@@ -164,4 +175,6 @@ class OverloadMonitor:
         if self._queue.length:
             self._served.advance(now - self._at)
             self._waited_at = now
+        elif now - self._waited_at > self._forget_s:
+            self._served.clear()
         self._at = now

@@ -12,7 +12,12 @@ from bench.simulator import fair_simulation
 from bench.simulator.fair_simulation import GOALS, FairSimulation, TenantResult, TenantTraffic
 from protocol.performance.step_model import StepModel
 from router.fairness.fair_queue import FairQueue, WaitingRequest
-from router.fairness.overload import LEAST_QUEUE_S, OverloadMonitor
+from router.fairness.overload import (
+    FORGET_FADES,
+    LEAST_FADE_S,
+    LEAST_QUEUE_S,
+    OverloadMonitor,
+)
 from router.fairness.virtual_counters import ExpectedCost, VirtualCounters
 from router.placement.admission import QUEUE_SHARE, AdmissionLimits
 from router.tenants.tenant import Tenant
@@ -166,6 +171,32 @@ def test_rate_counts_the_time_since_a_request_was_queued() -> None:
         watched.serve(0.02)
     watched.arrive(10)
     assert watched.monitor.wait_s(A) == pytest.approx(0.1, rel=0.1)
+
+
+@pytest.mark.parametrize(("pause", "wait_s"), [(0.9, 0.1), (1.1, 0.0)])
+def test_rate_is_forgotten_when_none_has_waited_for_some_fade_times(
+    pause: float, wait_s: float
+) -> None:
+    watched = Watched()
+    watched.arrive(100)
+    watched.serve(1.0)
+    watched.now += pause * FORGET_FADES * LEAST_FADE_S
+    watched.arrive(10)
+    assert watched.monitor.wait_s(A) == pytest.approx(wait_s, rel=0.1)
+
+
+def test_burst_on_a_pool_that_has_grown_while_idle_is_no_overload() -> None:
+    simulation = FairSimulation(prefill=8)
+    grown = list(simulation.prefill)
+    small_rate, grown_rate = (n * simulation.capacity / 8 / PROMPT for n in (1, 8))
+    del simulation.prefill[1:]
+    simulation.clock.at(3000.0, simulation.prefill.extend, grown[1:])
+    traffic = [
+        TenantTraffic(A, 1.05 * small_rate, ends=10.0),
+        TenantTraffic(A, 3.0 * grown_rate, begins=3600.0, ends=3600.3),
+    ]
+    result = simulation.run(traffic, 3610.0, warm_up_s=3600.0)["a"]
+    assert len(result.ttft) > 35 and not result.refused
 
 
 def test_requests_whose_prompt_takes_long_wait_less() -> None:
