@@ -265,7 +265,7 @@ class FairQueue:
             return False
         [name] = self._turns.least(1)
         value, (next_value, *_) = self.counters.value(tenant.name), self._turn(name)
-        is_flood = self._tenants[name].length > BURST
+        is_flood = len(self._tenants[name].requests.items) > BURST
         if value > next_value or (value == next_value and not is_flood):
             return False
         share = tenant.weight / (tenant.weight + self._weights)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from bench.simulator.fair_simulation import SimulatedTimer
 from cluster.simulator.devices.clock import SimulatedClock
+from cluster.simulator.devices.router_queue import SimulatedTimer
 from router.common.errors import ApiError
 from router.fairness.dispatcher import (
     CANDIDATES,
@@ -428,7 +428,7 @@ def test_deadline_holds_for_requests_that_go_ahead() -> None:
 def test_request_without_room_ahead_of_others_goes_where_it_has_room() -> None:
     """It once went as one that goes ahead, to the prefill worker that had no room for it."""
     router = Router()
-    router.filled(5)
+    router.filled(50)
     work = FakeWork(placement("d", local=True))
     work.ahead_now = BUSY
     assert router.submit(work, B) is None
@@ -437,7 +437,7 @@ def test_request_without_room_ahead_of_others_goes_where_it_has_room() -> None:
 
 def test_last_decode_worker_may_leave_while_a_request_looks_ahead() -> None:
     router = Router()
-    router.filled(5)
+    router.filled(50)
     work = FakeWork(BUSY)
     place = work.place
 
@@ -449,7 +449,7 @@ def test_last_decode_worker_may_leave_while_a_request_looks_ahead() -> None:
     work.place = place_ahead_last  # type: ignore[method-assign]
     with pytest.raises(ApiError, match="no decode worker"):
         router.submit(work, B)
-    assert router.queue.length == 5
+    assert router.queue.length == 50
 
 
 def test_flooding_tenant_does_not_go_ahead_of_itself() -> None:
