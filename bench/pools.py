@@ -171,8 +171,9 @@ def scaled(study: Study, begin: PoolSplit, most: int, tuning: dict[str, Any]) ->
 
 
 def needed(trial: SplitTrial, begin: float, end: float, start_s: float = math.inf) -> PoolSplit:
-    """Compute the pools that the policy's formulas want for these requests, if others can serve
-    after ``start_s``. Prefixes that they share are cached."""
+    """Compute the pools that the policy's formulas want for these requests, if other prefill workers
+    can serve after ``start_s``. Prefixes that they share are cached. Decode workers are those of a
+    load that lasts: before the first request nothing decodes, and the policy would want few."""
     jobs = trial.between(begin, end)
     cached = cached_tokens((job.prompt - 1, job.blocks) for job in jobs)
     mix = RequestMix(
@@ -184,8 +185,11 @@ def needed(trial: SplitTrial, begin: float, end: float, start_s: float = math.in
         ),
         growth=0.0,
     )
-    found = demand_by_role(mix, trial.machines, trial.scenario.goals, NO_CORRECTIONS, start_s)
-    return PoolSplit(found["prefill"].workers, found["decode"].workers)
+    soon, lasting = (
+        demand_by_role(mix, trial.machines, trial.scenario.goals, NO_CORRECTIONS, seconds)
+        for seconds in (start_s, math.inf)
+    )
+    return PoolSplit(soon["prefill"].workers, lasting["decode"].workers)
 
 
 class StudyOutcome(NamedTuple):

@@ -132,8 +132,8 @@ def decode_demand(
     now = _present_load(mix, goals, resident)
     lasts_s = resident.output * resident.tpot_s(batch)
     in_full_batches = mix.rate * lasts_s  # sequences, by Little's law
-    known = lasts_s > 0 and mix.residents > 0  # a mix that is declared has no present
-    replaced = -math.expm1(-HORIZON * start_s / lasts_s) if known else 1.0
+    # Pools that stay as they are must have room for all that comes.
+    replaced = -math.expm1(-HORIZON * start_s / lasts_s) if lasts_s > 0 else 1.0
     together = 1.0 + burstiness(mix.arrivals, min(LONGEST_S, lasts_s))
 
     def load(workers: int) -> float:

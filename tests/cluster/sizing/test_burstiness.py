@@ -90,6 +90,17 @@ def test_chance_is_no_burstiness() -> None:
     assert burstiness(Arrivals(), 20.0) == 0.0
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_burstiness_of_five_minutes_does_not_jump_with_the_time_that_is_asked_for(
+    seed: int,
+) -> None:
+    rng = Random(seed)
+    short = counted(poisson_times(rng, 300, in_bursts(rng, 300)), seconds=300.0)
+    found = [burstiness(short, seconds) for seconds in np.arange(5.0, 40.0, 0.5)]
+    largest = max(abs(after - before) for before, after in pairwise(found))
+    assert largest <= 0.1 * max(found)
+
+
 def test_neither_a_step_nor_a_trend_is_a_burst() -> None:
     step = poisson_times(Random(1), 3600, lambda at: 4.0 if at < 2000 else 16.0)
     trend = poisson_times(Random(1), 3600, lambda at: 4.0 + at / 600)
