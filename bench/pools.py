@@ -171,9 +171,9 @@ def scaled(study: Study, begin: PoolSplit, most: int, tuning: dict[str, Any]) ->
 
 
 def needed(trial: SplitTrial, begin: float, end: float, start_s: float = math.inf) -> PoolSplit:
-    """Compute the pools that the policy's formulas want for these requests, if other prefill workers
-    can serve after ``start_s``. Prefixes that they share are cached. Decode workers are those of a
-    load that lasts: before the first request nothing decodes, and the policy would want few."""
+    """Compute the pools that the policy's formulas want for these requests, if other prefill
+    workers can serve after ``start_s``. Prefixes that they share are cached. Decode workers are
+    those of a load that lasts: nothing decodes yet, so that the policy would want few at first."""
     jobs = trial.between(begin, end)
     cached = cached_tokens((job.prompt - 1, job.blocks) for job in jobs)
     mix = RequestMix(
