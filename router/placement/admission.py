@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
-from router.common.errors import overloaded
+from router.common.errors import invalid, overloaded
 from router.placement.cost import Placement
 from router.placement.estimates import CORRECTION_RANGE
 
@@ -88,7 +88,13 @@ class AdmissionController:
         self._total = 0
 
     def check(self, tenant: str, count: int = 1) -> None:
-        """Raise ApiError (429) if ``count`` more requests of this tenant exceed its places."""
+        """Raise ApiError: 429 if ``count`` more requests of this tenant exceed its places, and 400
+        if they would even if it had no other."""
+        if count > self._limit:
+            raise invalid(
+                f"the request has {count} choices in all, and a tenant may have {self._limit} at a"
+                " time in this router (limits.max_requests)"
+            )
         places = min(self._limit, TENANT_PLACES * self._limit - self._total)
         if self.inside[tenant] + count > places:
             self._on_refusal("requests")

@@ -51,10 +51,19 @@ def test_all_tenants_together_are_bounded() -> None:
 
 def test_choices_of_one_request_enter_together_or_not_at_all() -> None:
     admission = AdmissionController(3)
+    leave = admission.enter("tenant")
     with pytest.raises(ApiError) as refusal:
-        admission.check("tenant", 4)
+        admission.check("tenant", 3)
     assert refusal.value.status == 429
+    leave()
     admission.check("tenant", 3)
+
+
+def test_more_choices_than_there_are_places_are_the_mistake_of_the_request() -> None:
+    """To try again later would be of no use."""
+    with pytest.raises(ApiError, match="has 4 choices in all, and a tenant may have 3") as refusal:
+        AdmissionController(3).check("tenant", 4)
+    assert refusal.value.status == 400
 
 
 def test_places_are_free_again_once() -> None:
