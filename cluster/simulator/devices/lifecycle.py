@@ -20,7 +20,8 @@ from protocol.retry_budget import DEATH_LIMIT, RetryBudget
 from router.placement.cost import LOCAL_PATH_S, Placement, usable_tokens
 
 RESUBMIT_S = 10.0
-"""How long a request waits for a decode worker (``RouterSettings.resubmit_wait_s``)."""
+"""How long an interrupted request waits for a decode worker
+(``RouterSettings.resubmit_wait_s``)."""
 
 
 class RequestLifecycle:
@@ -48,7 +49,7 @@ class RequestLifecycle:
         self._carrier = KvCarrier(clock, network, self._on_received)
         self._counter = counter
         self._path_s = path_s
-        self._waiting: list[SimulatedRequest] = []  # for a decode worker
+        self._waiting: list[SimulatedRequest] = []  # interrupted, for a decode worker
 
     # ---- placement --------------------------------------------------------------------------
 
@@ -65,14 +66,13 @@ class RequestLifecycle:
         if request.attempt != attempt or request.status:
             return
         router = request.router
-        routed = router.route(request) if request.attempt > 1 else None
-        if not router.decode.workers:
-            self._waiting.append(request)
-            self._clock.at(self._clock.now + RESUBMIT_S, self._give_up, request, attempt)
-        elif routed is not None:
+        if request.attempt == 1:  # refused at once where there is no decode worker
+            router.queue.enter(request, router.terms.patience, self._enter, self._refuse)
+        elif (routed := router.route(request)) is not None:
             self._enter(request, routed.placement)
         else:
-            router.queue.enter(request, router.terms.patience, self._enter, self._refuse)
+            self._waiting.append(request)
+            self._clock.at(self._clock.now + RESUBMIT_S, self._give_up, request, attempt)
 
     def _refuse(self, request: SimulatedRequest) -> None:
         self._end(request, "refused")
@@ -83,10 +83,11 @@ class RequestLifecycle:
             self._end(request, "failed")
 
     def retry_waiting(self) -> None:
-        """Place the requests that waited for a worker again after the workers changed."""
-        waiting, self._waiting = self._waiting, []
-        for request in waiting:
-            request.begin_attempt()
+        """Place the requests that wait, once there is a decode worker. Until then each one keeps
+        the deadline of its interruption."""
+        placeable = [r for r in self._waiting if r.router.decode.workers]
+        self._waiting = [r for r in self._waiting if not r.router.decode.workers]
+        for request in placeable:
             self._place(request, request.attempt)
 
     def _enter(self, request: SimulatedRequest, chosen: Placement) -> None:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 
 RequestStatus = Literal["ok", "refused", "failed", "too_long", ""]
-"""refused: by admission; failed: workers died, or there was none for decode; "": in progress."""
+"""refused: by admission, or because there was no decode worker; failed: workers died, or an
+interrupted request found no decode worker in time; "": in progress."""
 
 RequestStage = Literal["placed", "computing", "computed", "joining", "decoding", "ended"]
 

@@ -81,7 +81,7 @@ class RouterQueue:
         on_dispatch: OnDispatch,
         on_refused: OnRefused,
     ) -> None:
-        """Dispatch a request at once, let it wait, or refuse it. There must be a decode worker."""
+        """Dispatch a request at once, let it wait, or refuse it, as without a decode worker."""
         turn = _Turn(request, self._route, on_dispatch, on_refused)
         try:
             self._dispatcher.submit(TENANT, PRIORITY, self._clock.now, limits, turn)

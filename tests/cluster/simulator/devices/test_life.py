@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from bench.lib.routing_policies import POLICIES, least_loaded
+from cluster.simulator.devices.request import SimulatedRequest
 from cluster.simulator.scenario import Scenario
 from cluster.simulator.simulation import Simulation, SimulationRun, scenario_machines, simulate
 from cluster.simulator.traffic import scenario_requests
@@ -169,7 +170,7 @@ def test_who_keeps_the_numbers_starts_another_for_one_that_died() -> None:
     there = {moment.at_s: moment.decode for moment in result.moments}
     assert {n for at, n in there.items() if 6 < at < 11} == {0}
     assert {n for at, n in there.items() if at > 13} == {1}
-    assert result.ok == result.requests
+    assert result.ok + result.refused == result.requests
 
 
 def test_a_start_that_fails_is_tried_again() -> None:
@@ -192,11 +193,28 @@ def test_the_third_death_under_a_request_ends_it() -> None:
     assert requests[0].status == "failed" and requests[0].deaths == 3
 
 
-def test_without_a_decode_worker_requests_wait_and_then_fail() -> None:
-    events = [{"kind": "die", "at_s": 0.5, "pool": "decode"}]
-    of = scenario(mix(5), seconds=3, events=events)
-    result = simulate(of).result
-    assert result.failed > 0 and result.ok + result.failed == result.requests
+def test_without_a_decode_worker_new_requests_are_refused_at_once() -> None:
+    events = [{"kind": "die", "at_s": 5, "pool": "decode"}]
+    scaler = {"mode": "act", "start_s": 7, "loans": False}
+    run = simulate(scenario(mix(5), seconds=30, events=events, autoscaler=scaler, **NO_DEADLINE))
+    late = [r for r in run.requests if 5 < r.at < 12]
+    assert len(late) > 20 and {r.status for r in late} == {"refused"}
+    assert {r.status for r in run.requests if not 5 < r.at < 12} == {"ok"}
+    assert {r.attempt for r in run.requests if r.at < 5} == {1, 2}  # a few waited for the start
+
+
+def test_an_interrupted_request_waits_for_a_decode_worker_until_its_first_deadline() -> None:
+    """Other changes of the workers neither try the request again nor let it wait for longer."""
+    of = scenario(mix(1), seconds=30, autoscaler={"start_s": 1}, **NO_DEADLINE)
+    world = Simulation(of, scenario_machines(of), decide, False)
+    request, ended = SimulatedRequest(0, 1.0, 100, 900), []
+    world.clock.at(2.0, lambda: world.fleet.die(world.fleet.workers[1]))
+    for at in (5.0, 9.0, 11.0):
+        world.clock.at(at, lambda: world.fleet.start("prefill"))
+    for at in (12.2, 12.3):  # 10 s after the notice of the death
+        world.clock.at(at, lambda: ended.append(request.status))
+    world.run([request])
+    assert ended == ["", "failed"] and request.attempt == 2
 
 
 def test_a_request_that_no_pool_holds_is_refused_at_once() -> None:
