@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from random import Random
+from typing import NamedTuple
 
 from cluster.simulator.autoscaling import SimulatedAutoscaler
 from cluster.simulator.devices.clock import SimulatedClock
 from cluster.simulator.devices.fleet import SimulatedFleet
 from cluster.simulator.devices.network import SimulatedNetwork
+from cluster.simulator.devices.worker import SimulatedWorker
 from cluster.simulator.scenario import EventSection, ScalingSection
 
 
@@ -29,8 +32,16 @@ class ColdStarts:
         return usual if self.fixed_s is None else self.fixed_s
 
 
+class ActiveFault(NamedTuple):
+    """An event that lasts."""
+
+    event: EventSection
+    slowed: frozenset[SimulatedWorker]  # workers whose links it slows
+
+
 class FaultInjector:
-    """Schedules the beginning and the end of each event on the simulated clock."""
+    """Schedules the beginning and the end of each event on the simulated clock. Events may overlap:
+    the shares of a link are multiplied, and the latest slow_start counts."""
 
     def __init__(
         self, clock: SimulatedClock, fleet: SimulatedFleet, network: SimulatedNetwork,
@@ -42,6 +53,7 @@ class FaultInjector:
         self._starts = starts
         self._autoscaler = autoscaler
         self._rng = rng
+        self._active: list[ActiveFault] = []  # in the order in which they began
 
     def schedule(self, events: tuple[EventSection, ...]) -> None:
         for event in events:
@@ -49,29 +61,33 @@ class FaultInjector:
 
     def _begin(self, event: EventSection) -> None:
         if event.kind == "die":
-            for number in self._pick_workers(event):
-                self._fleet.die(next(w for w in self._fleet.workers if w.number == number))
+            for worker in self._pick_workers(event):
+                self._fleet.die(worker)
             return
-        numbers = self._pick_workers(event) if event.kind == "slow_link" else []
-        before = {number: self._network.rates[number] for number in numbers}
-        for number, rate in before.items():
-            self._network.rates[number] = rate * event.share
-        self._switch(event, on=True)
-        self._clock.at(self._clock.now + event.for_s, self._end, event, before)
+        slowed = self._pick_workers(event) if event.kind == "slow_link" else []
+        fault = ActiveFault(event, frozenset(slowed))
+        self._active.append(fault)
+        self._update(fault)
+        self._clock.at(self._clock.now + event.for_s, self._end, fault)
 
-    def _end(self, event: EventSection, rates: dict[int, float]) -> None:
-        self._network.rates |= rates
-        self._switch(event, on=False)
+    def _end(self, fault: ActiveFault) -> None:
+        self._active.remove(fault)
+        self._update(fault)
 
-    def _switch(self, event: EventSection, *, on: bool) -> None:
-        if event.kind == "slow_start":
-            self._starts.fixed_s = event.start_s if on else None
-        elif event.kind == "no_start":
-            self._starts.fails = on
-        elif event.kind == "blind" and self._autoscaler is not None:
-            self._autoscaler.blind = on
+    def _update(self, fault: ActiveFault) -> None:
+        """Set what ``fault`` affects, which begins or has ended, from the events that last."""
+        for worker in fault.slowed:
+            shares = [a.event.share for a in self._active if worker in a.slowed]
+            rate = worker.machine.link_bytes_s * math.prod(shares)
+            self._network.rates[worker.number] = rate
+        slow_starts = [a.event.start_s for a in self._active if a.event.kind == "slow_start"]
+        self._starts.fixed_s = slow_starts[-1] if slow_starts else None
+        kinds = {a.event.kind for a in self._active}
+        self._starts.fails = "no_start" in kinds
+        if self._autoscaler is not None:
+            self._autoscaler.blind = "blind" in kinds
 
-    def _pick_workers(self, event: EventSection) -> list[int]:
-        """Return the numbers of ``event.count`` random workers of the event's pool."""
-        numbers = [w.number for w in self._fleet.workers if w.home == event.pool]
-        return self._rng.sample(numbers, min(event.count, len(numbers)))
+    def _pick_workers(self, event: EventSection) -> list[SimulatedWorker]:
+        """Return ``event.count`` random workers of the event's pool."""
+        workers = [w for w in self._fleet.workers if w.home == event.pool]
+        return self._rng.sample(workers, min(event.count, len(workers)))

@@ -71,10 +71,13 @@ class MachinesSection(Section):
     prefill: MachineSection
     decode: MachineSection | None = None  # as prefill's
 
+    def of(self, role: Role) -> MachineSection:
+        return self.decode or self.prefill if role == "decode" else self.prefill
+
     @property
     def gpus(self) -> dict[Role, int]:
         """Return the GPUs of a worker by its home."""
-        return {"prefill": self.prefill.tp, "decode": (self.decode or self.prefill).tp}
+        return {role: self.of(role).tp for role in ROLES}
 
 
 def _parse_tokens(given: object) -> object:
@@ -239,6 +242,18 @@ class Scenario(Section):
     def _check_duration(self) -> Scenario:
         if self.seconds is None and self.traffic.trace is None:
             raise ValueError("seconds: expected, as there is no trace that ends")
+        return self
+
+    @model_validator(mode="after")
+    def _check_slow_links(self) -> Scenario:
+        for number, event in enumerate(self.events):
+            machine = self.machines.of(event.pool)
+            is_unlimited = machine.step is not None and machine.link_gb_per_s is None
+            if event.kind == "slow_link" and is_unlimited:
+                raise ValueError(
+                    f"events.{number}: slow_link has no effect on a link without a bound; expected"
+                    f" link_gb_per_s beside the step of the machines of {event.pool}"
+                )
         return self
 
     @property

@@ -76,9 +76,7 @@ def simulate(
 
 def scenario_machines(scenario: Scenario) -> dict[Role, MachineModel]:
     """Return the machine of each pool. Raises StartupError for an unknown model or GPU."""
-    section = scenario.machines
-    decode = section.decode or section.prefill
-    return {"prefill": _machine(section.prefill, "prefill"), "decode": _machine(decode, "decode")}
+    return {role: _machine(scenario.machines.of(role), role) for role in ROLES}
 
 
 def _machine(section: MachineSection, role: Role) -> MachineModel:

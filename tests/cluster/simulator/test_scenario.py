@@ -71,6 +71,10 @@ def test_requests_of_a_mix_that_begins_after_the_end_are_none() -> None:
         ({"seconds": None}, "seconds: expected, as there is no trace"),
         ({"events": [{"kind": "flood", "at_s": 1}]}, "events.0.kind"),
         ({"autoscaler": {"mode": "maybe"}}, "autoscaler.mode"),
+        (
+            {"events": [{"kind": "slow_link", "at_s": 1, "pool": "prefill"}]},
+            "events.0: slow_link has no effect on a link without a bound; expected link_gb_per_s",
+        ),
     ],
 )
 def test_a_mistake_is_named_with_its_key(change: dict[str, Any], told: str) -> None:
