@@ -31,12 +31,12 @@ def scenario_requests(scenario: Scenario) -> list[SimulatedRequest]:
     until = math.inf if scenario.seconds is None else scenario.seconds
     if traffic.trace is not None:
         found += _trace_requests(traffic, until)
-        until = min(until, max(request.at for request in found))  # mixes beside it end with it
+        until = min(until, max(request.at for request in found))  # mixes and bursts end with it
     for number, mix in enumerate(traffic.mixes):
         rng = Random(f"{scenario.seed} mix {number}")
         found += _mix_requests(mix, number, rng, until)
     bursts = [e for e in scenario.events if e.kind == "burst"]
-    found += [r for burst in bursts for r in _burst_requests(burst, found, scenario.seed)]
+    found += [r for burst in bursts for r in _burst_requests(burst, found, scenario.seed, until)]
     found.sort(key=lambda request: request.at)
     for number, request in enumerate(found):
         request.number = number
@@ -117,10 +117,11 @@ def _rates(mix: MixSection, at: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _burst_requests(
-    burst: EventSection, requests: list[SimulatedRequest], seed: int
+    burst: EventSection, requests: list[SimulatedRequest], seed: int, until: float
 ) -> Iterator[SimulatedRequest]:
+    """Yield the requests that a burst adds, which ends with the traffic, ``until``."""
     rng = Random(f"{seed} burst {burst.at_s}")
-    until = burst.at_s + burst.for_s
+    until = min(until, burst.at_s + burst.for_s)
     for request in requests:
         if burst.at_s <= request.at < until:
             for _ in range(burst.times - 1):

@@ -149,6 +149,20 @@ def test_a_burst_multiplies_what_comes_in_its_time() -> None:
     assert rate(of, 60, 100) == pytest.approx(10, rel=0.05)
 
 
+def test_a_burst_that_lasts_longer_than_the_scenario_ends_with_it() -> None:
+    burst = {"kind": "burst", "at_s": 50, "for_s": 60, "times": 3}
+    of = scenario(mix(10, arrivals="constant"), seconds=60, events=[burst])
+    assert rate(of, 50, 60) == pytest.approx(30, rel=0.05)
+    assert max(job.at for job in scenario_requests(of)) < 60
+
+
+def test_a_burst_ends_with_a_trace() -> None:
+    values = ["events=[{kind: burst, at_s: 4, times: 2}]"]
+    plain = scenario_requests(load_scenario(None, [], DATA / "mooncake.jsonl"))
+    jobs = scenario_requests(load_scenario(None, values, DATA / "mooncake.jsonl"))
+    assert len(jobs) > len(plain) and jobs[-1].at == plain[-1].at
+
+
 def test_prefixes_are_shared_within_a_group_only() -> None:
     jobs = scenario_requests(scenario(mix(10, prompt=3000, prefix=2048, groups=3), seconds=20))
     firsts = {job.blocks for job in jobs}
