@@ -29,15 +29,21 @@ class FleetSample(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FleetSampler:
-    """Takes a sample every ``every_s`` seconds; ``Simulation.run`` creates it."""
+    """Takes a sample every ``every_s`` seconds; ``Simulation.run`` creates it.
 
-    def __init__(self, clock: SimulatedClock, fleet: SimulatedFleet, every_s: float) -> None:
+    ``busy_s`` and ``worker_s`` are sums of the samples after ``warm_up_s``, by role.
+    """
+
+    def __init__(
+        self, clock: SimulatedClock, fleet: SimulatedFleet, every_s: float, warm_up_s: float
+    ) -> None:
         self.samples: list[FleetSample] = []
         self.busy_s: dict[Role, float] = dict.fromkeys(ROLES, 0.0)
         self.worker_s: dict[Role, float] = dict.fromkeys(ROLES, 0.0)
         self._clock = clock
         self._fleet = fleet
         self._every_s = every_s
+        self._warm_up_s = warm_up_s
         self._busy_before: dict[int, float] = {}  # busy seconds by worker
 
     def start(self) -> None:
@@ -77,7 +83,8 @@ class FleetSampler:
             self._busy_before[worker.number] = worker.busy_s - left_s
             busy[worker.role] += spent
             there[worker.role] += min(self._every_s, self._clock.now - worker.since_s)
-        for role in ROLES:
-            self.busy_s[role] += busy[role]
-            self.worker_s[role] += there[role]
+        if self._clock.now > self._warm_up_s:
+            for role in ROLES:
+                self.busy_s[role] += busy[role]
+                self.worker_s[role] += there[role]
         return busy, there

@@ -40,8 +40,10 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
     ``ttft_met``, ``tpot_met``, ``both_met``: shares of all requests that arrived, refused and
     failed ones included. ``goodput``: requests/s that met both objectives. ``seconds``: duration of
     the scenario, or time of the last arrival, without the warm-up. ``gpu_hours``: of all workers
-    until then, because what comes later depends on how long a policy waits, not on the load.
-    ``moments``: samples of the fleet.
+    from the warm-up's end until then, because what comes later depends on how long a policy waits,
+    not on the load. ``busy_*``: shares of the time since the warm-up. ``moments``: samples of the
+    fleet. These include the warm-up, as ``moved``, ``preempted``, ``loans``, ``reasons`` and
+    ``events`` do.
     """
 
     name: str
@@ -106,6 +108,8 @@ def summarize_run(
     by_status = {s: sum(r.status == s for r in counted) for s in get_args(RequestStatus)}
     answered = [r for r in counted if r.first_s is not None]
     prompts = sum(r.prompt for r in answered)
+    gpus = scenario.machines.gpus
+    gpu_s = fleet.gpu_seconds(last, gpus) - fleet.gpu_seconds(last - seconds, gpus)
     busy = {r: sampler.busy_s[r] / max(1e-9, sampler.worker_s[r]) for r in ROLES}
     return SimulationResult(
         name=scenario.name,
@@ -126,7 +130,7 @@ def summarize_run(
         tpot=summarize_latency([t for r in answered if (t := r.tpot_s) is not None]),
         output_tokens=sum(r.output for r in counted if r.status == "ok"),
         cached_share=1 - sum(r.uncached for r in answered) / prompts if prompts else 0.0,
-        gpu_hours=fleet.gpu_seconds(last, scenario.machines.gpus) / 3600,
+        gpu_hours=gpu_s / 3600,
         busy_prefill=busy["prefill"],
         busy_decode=busy["decode"],
         loans=fleet.loans,

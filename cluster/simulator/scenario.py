@@ -228,7 +228,7 @@ class Scenario(Section):
     name: str = "scenario"
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     seconds: Positive | None = None  # in which requests come; None: all of the trace
-    warm_up_s: NotNegative = 0.0  # requests that arrive before count for nothing
+    warm_up_s: NotNegative = 0.0  # requests that arrive before, and GPU-seconds, are not counted
     machines: MachinesSection
     pools: ScenarioPoolsSection = ScenarioPoolsSection()
     objectives: ObjectivesSection = ObjectivesSection()

@@ -130,6 +130,7 @@ class Simulation:
         seed, section = scenario.seed, scenario.autoscaler
         self.goals = scenario.goals
         self._seconds = scenario.seconds or 0.0
+        self._warm_up_s = scenario.warm_up_s
         self.clock = clock = SimulatedClock()
         counter = RequestCounter()
         self.network = network = SimulatedNetwork()
@@ -172,7 +173,8 @@ class Simulation:
 
     def run(self, requests: list[SimulatedRequest]) -> None:
         last = max(self._seconds, requests[-1].at if requests else 0.0)
-        self.sampler = FleetSampler(self.clock, self.fleet, max(1.0, last / SAMPLES))
+        every_s = max(1.0, last / SAMPLES)
+        self.sampler = FleetSampler(self.clock, self.fleet, every_s, self._warm_up_s)
         self.sampler.start()
         if self.autoscaler is not None:
             self.clock.at(self.autoscaler.settings.interval_s, self.autoscaler.turn)

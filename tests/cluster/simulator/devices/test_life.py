@@ -10,6 +10,7 @@ import pytest
 
 from bench.lib.routing_policies import POLICIES, least_loaded
 from cluster.simulator.devices.request import SimulatedRequest
+from cluster.simulator.result import pool_rows
 from cluster.simulator.scenario import Scenario
 from cluster.simulator.simulation import Simulation, SimulationRun, scenario_machines, simulate
 from cluster.simulator.traffic import scenario_requests
@@ -126,6 +127,18 @@ def test_gpu_hours_end_with_the_arrivals_whoever_scales() -> None:
     keeps = {"mode": "act", "prefill_min": 2, "prefill_max": 2, "decode_min": 3, "decode_max": 3}
     scaled = simulate(scenario(mix(1, 100, 3000), autoscaler=keeps, **of))
     assert scaled.result.gpu_hours == fixed.result.gpu_hours
+
+
+def test_goodput_per_gpu_is_that_of_the_time_after_the_warm_up() -> None:
+    """Requests come in the second half alone."""
+    of: dict[str, Any] = {"seconds": 100, "pools": {"prefill": 1, "decode": 1}}
+    load = mix(5, arrivals="constant", from_s=50)
+    whole = simulate(scenario(load, **of)).result
+    warm = simulate(scenario(load, warm_up_s=50, **of)).result
+    assert whole.gpu_hours == pytest.approx(2 * 100 / 3600)
+    assert warm.gpu_hours == pytest.approx(2 * 50 / 3600)
+    assert dict(pool_rows(warm))["goodput per GPU"] == "2.5 requests/s"
+    assert warm.busy_decode == pytest.approx(2 * whole.busy_decode, rel=0.1)
 
 
 def test_workers_of_several_gpus_cost_as_many_and_share_a_budget_of_gpus() -> None:
