@@ -22,7 +22,7 @@ LOOK_EVERY = 200
 """Requests between two checks of whether the share can still be reached."""
 LEAD_S = 60.0
 """Seconds of traffic before a window that are simulated but not counted. Earlier requests are
-simulated if their answers can last into the window, and their prompts are cached."""
+simulated if their answers can last into the window; the prompts of the others are cached."""
 
 ProgressPrinter = Callable[[str], None]
 
@@ -84,7 +84,8 @@ class SplitTrial:
     ) -> int:
         """Simulate a split; return how many requests from ``begin`` to ``end`` miss an objective,
         or a number above ``enough``."""
-        played = [*self._unfinished(begin), *self.between(begin, end)]
+        unfinished = self._unfinished(begin)
+        played = [*unfinished, *self.between(begin, end)]
         first = min((job.at for job in played), default=begin)
         jobs = [
             SimulatedRequest(j.number, j.at - first, j.prompt, j.output, j.blocks) for j in played
@@ -94,7 +95,9 @@ class SplitTrial:
         scenario = self.scenario.model_copy(update={"pools": pools})
         world = Simulation(scenario, self.machines, decide, False)
         caches = [worker.cache for worker in world.fleet.workers if worker.role == "prefill"]
-        cache_prompts(caches, self.machines["prefill"].kv_tokens, self.between(0.0, begin))
+        computed = set(unfinished)  # in this simulation, and cached by it
+        past = [job for job in self.between(0.0, begin) if job not in computed]
+        cache_prompts(caches, self.machines["prefill"].kv_tokens, past)
         return _misses(world, jobs, set(counted), enough)
 
 

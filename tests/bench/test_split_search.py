@@ -43,6 +43,30 @@ def test_a_window_begins_with_the_answers_that_last_into_it(tmp_path: Path) -> N
     assert not trial.attains(PoolSplit(1, 1), 200.0, math.inf)
 
 
+def test_prompts_shortly_before_a_window_are_computed(tmp_path: Path) -> None:
+    """A prompt takes 3.1 s. In a minute 30 of them come, of which one worker computes 20."""
+    trace = tmp_path / "trace.jsonl"
+    times = [*range(0, 60, 2), 60, 70, 80]
+    trace.write_text(
+        "\n".join(
+            f'{{"timestamp": {1000 * at}, "input_length": 10240, "output_length": 20,'
+            f' "hash_ids": {[*range(1000 * at, 1000 * at + 20)]}}}'
+            for at in times
+        )
+    )
+    scenario = parse_scenario(
+        {
+            "machines": MACHINES,
+            "objectives": {"ttft_ms": 4000, "tpot_ms": 100},
+            "routing": {"admission_ttft_ms": 1e9},
+            "traffic": {"trace": str(trace)},
+        }
+    )
+    trial = SplitTrial(scenario)
+    assert not trial.attains(PoolSplit(1, 1), 60.0, math.inf)
+    assert trial.attains(PoolSplit(3, 1), 60.0, math.inf)
+
+
 def test_prompts_are_cached_where_most_of_them_is() -> None:
     index = PrefixIndex()
     caches = [SimulatedCache(name, index, 8 * CACHE_BLOCK_TOKENS) for name in ("a", "b")]
