@@ -62,7 +62,8 @@ class FaultInjector:
     def _begin(self, event: EventSection) -> None:
         if event.kind == "die":
             for worker in self._pick_workers(event):
-                self._fleet.die(worker)
+                if worker.state != "gone":  # the death of another one may let a worker leave
+                    self._fleet.die(worker)
             return
         slowed = self._pick_workers(event) if event.kind == "slow_link" else []
         fault = ActiveFault(event, frozenset(slowed))

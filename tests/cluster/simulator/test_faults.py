@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+from bench.lib.routing_policies import least_loaded
+from cluster.simulator.devices.request import SimulatedRequest
 from cluster.simulator.simulation import Simulation, scenario_machines
 from cluster.sizing.policy import decide
-from tests.cluster.simulator.scenarios import mix, scenario
+from tests.cluster.simulator.scenarios import NO_DEADLINE, mix, scenario
 
 
 def at_times(times: list[float], events: list[dict[str, Any]], look: str) -> list[Any]:
@@ -16,7 +21,7 @@ def at_times(times: list[float], events: list[dict[str, Any]], look: str) -> lis
         events=events,
     )  # fmt: skip
     world = Simulation(of, scenario_machines(of), decide, False)
-    looks = {
+    looks: dict[str, Callable[[], Any]] = {
         "link": lambda: world.network.rates[0],
         "start_s": lambda: world.fleet._start_s(),
         "blind": lambda: world.autoscaler is not None and world.autoscaler.blind,
@@ -58,3 +63,24 @@ def test_metrics_are_missing_until_the_last_event_ends() -> None:
         {"kind": "blind", "at_s": 10, "for_s": 5},
     ]
     assert at_times([4, 7, 17, 27], events, "blind") == [False, True, True, False]
+
+
+def test_a_worker_that_leaves_when_another_one_dies_cannot_die_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The leaving worker waits for the KV of one prompt, which the first death takes from it."""
+    monkeypatch.setattr("cluster.simulator.devices.routing.choose_placement", least_loaded)
+    of = scenario(
+        mix(1), seconds=20, pools={"prefill": 2, "decode": 1}, autoscaler={"start_s": 1},
+        events=[{"kind": "die", "at_s": 5, "pool": "prefill", "count": 2}], **NO_DEADLINE,
+    )  # fmt: skip
+    world = Simulation(of, scenario_machines(of), decide, False)
+    computing, lent, decode = world.fleet.workers
+    world.clock.at(0.1, lambda: world.fleet.lend(lent, "decode", 0))
+    world.clock.at(1.0, lambda: world.fleet.stop(decode))
+    world.clock.at(1.9, lambda: world.fleet.start("decode"))
+    world.clock.at(3.0, lambda: world.fleet.stop(lent))
+    request = SimulatedRequest(0, 2.0, 8000, 10)
+    world.run([request])
+    assert computing.state == lent.state == "gone" and request.deaths == 1
+    assert request.status == "ok"
