@@ -19,6 +19,7 @@ from protocol.roles import ROLES, Role
 LARGEST = 1e9
 MAX_WORKERS = 10_000
 SAMPLE = Path(__file__).parent / "data" / "sample.yaml"
+_GPU_KEYS = ("gpu", "model", "context", "compute", "bandwidth", "weight_bytes")
 
 Positive: TypeAlias = Annotated[float, Field(gt=0, le=LARGEST)]
 NotNegative: TypeAlias = Annotated[float, Field(ge=0, le=LARGEST)]
@@ -35,6 +36,13 @@ def _parse_drafts(given: object) -> SpeculationProfile | None:
 
 
 Drafts: TypeAlias = Annotated[Any, BeforeValidator(_parse_drafts)]
+
+
+def _check_unused(section: Section, names: tuple[str, ...], why: str) -> None:
+    """Raise ValueError if one of the keys ``names`` is given, which has no effect."""
+    for name in names:
+        if name in section.model_fields_set and getattr(section, name) is not None:
+            raise ValueError(f"{name} has no effect {why}")
 
 
 class MachineSection(Section):
@@ -62,6 +70,10 @@ class MachineSection(Section):
             raise ValueError("expected step (five coefficients in seconds), or gpu and model")
         if self.step is not None and (self.kv_tokens is None or self.kv_bytes is None):
             raise ValueError("step wants kv_tokens and kv_bytes beside it")
+        if self.step is not None:
+            _check_unused(self, _GPU_KEYS, "beside step, whose coefficients replace it")
+        else:
+            _check_unused(self, ("kv_bytes",), "beside model, from which it is computed")
         if self.step is not None and not any(self.step[:3]):
             raise ValueError("step: a step that decodes takes no time; expected one of 3 above 0")
         return self
@@ -70,6 +82,15 @@ class MachineSection(Section):
 class MachinesSection(Section):
     prefill: MachineSection
     decode: MachineSection | None = None  # as prefill's
+
+    @model_validator(mode="after")
+    def _check_kv_bytes(self) -> MachinesSection:
+        sent, received = self.prefill.kv_bytes, self.of("decode").kv_bytes
+        if sent is not None and received is not None and sent != received:
+            raise ValueError(
+                f"decode.kv_bytes: expected {sent:.15g}, as prefill sends, not {received:.15g}"
+            )
+        return self
 
     def of(self, role: Role) -> MachineSection:
         return self.decode or self.prefill if role == "decode" else self.prefill
@@ -144,6 +165,8 @@ class TrafficSection(Section):
     def _check_source(self) -> TrafficSection:
         if self.trace is None and not self.mixes:
             raise ValueError("expected trace, or mixes")
+        if self.trace is None:
+            _check_unused(self, ("speed", "copies", "spread_s", "scale"), "without a trace")
         return self
 
 
@@ -242,6 +265,18 @@ class Scenario(Section):
     def _check_duration(self) -> Scenario:
         if self.seconds is None and self.traffic.trace is None:
             raise ValueError("seconds: expected, as there is no trace that ends")
+        if self.seconds is None:
+            return self
+        if self.warm_up_s >= self.seconds:
+            raise ValueError(
+                f"warm_up_s is {self.warm_up_s:g}; expected less than seconds, {self.seconds:g}"
+            )
+        for number, event in enumerate(self.events):
+            if event.at_s >= self.seconds:
+                raise ValueError(
+                    f"events.{number}: at_s is {event.at_s:g}; expected less than seconds,"
+                    f" {self.seconds:g}"
+                )
         return self
 
     @model_validator(mode="after")

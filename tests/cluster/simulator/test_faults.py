@@ -17,7 +17,7 @@ from tests.cluster.simulator.scenarios import NO_DEADLINE, mix, scenario
 def at_times(times: list[float], events: list[dict[str, Any]], look: str) -> list[Any]:
     """Return what ``look`` shows of the simulation at each time."""
     of = scenario(
-        mix(1), seconds=1, machine={"link_gb_per_s": 1}, autoscaler={"mode": "advise"},
+        mix(1), seconds=30, machine={"link_gb_per_s": 1}, autoscaler={"mode": "advise"},
         events=events,
     )  # fmt: skip
     world = Simulation(of, scenario_machines(of), decide, False)

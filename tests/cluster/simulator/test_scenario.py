@@ -75,6 +75,30 @@ def test_requests_of_a_mix_that_begins_after_the_end_are_none() -> None:
             {"events": [{"kind": "slow_link", "at_s": 1, "pool": "prefill"}]},
             "events.0: slow_link has no effect on a link without a bound; expected link_gb_per_s",
         ),
+        (
+            {"machines": {"prefill": {**MACHINE, "gpu": "H100"}}},
+            "machines.prefill: gpu has no effect beside step",
+        ),
+        ({"machines": {"prefill": {**MACHINE, "model": "x"}}}, "model has no effect beside step"),
+        ({"machines": {"prefill": {**MACHINE, "context": 9}}}, "context has no effect"),
+        ({"machines": {"prefill": {**MACHINE, "compute": 0.5}}}, "compute has no effect"),
+        ({"machines": {"prefill": {**MACHINE, "bandwidth": 0.5}}}, "bandwidth has no effect"),
+        ({"machines": {"prefill": {**MACHINE, "weight_bytes": 1}}}, "weight_bytes has no effect"),
+        (
+            {"machines": {"prefill": {"gpu": "H100", "model": "Llama-3-8B", "kv_bytes": 1}}},
+            "machines.prefill: kv_bytes has no effect beside model",
+        ),
+        (
+            {"machines": {"prefill": MACHINE, "decode": {**MACHINE, "kv_bytes": 2000}}},
+            "machines: decode.kv_bytes: expected 1000, as prefill sends, not 2000",
+        ),
+        ({"traffic": {"mixes": [mix(1)], "copies": 5}}, "traffic: copies has no effect without"),
+        ({"traffic": {"mixes": [mix(1)], "speed": 5}}, "traffic: speed has no effect without"),
+        ({"warm_up_s": 10}, "warm_up_s is 10; expected less than seconds, 10"),
+        (
+            {"events": [{"kind": "die", "at_s": 1000}]},
+            "events.0: at_s is 1000; expected less than seconds, 10",
+        ),
     ],
 )
 def test_a_mistake_is_named_with_its_key(change: dict[str, Any], told: str) -> None:
