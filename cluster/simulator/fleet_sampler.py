@@ -31,23 +31,24 @@ class FleetSample(msgspec.Struct, frozen=True, array_like=True):
 class FleetSampler:
     """Takes a sample every ``every_s`` seconds; ``Simulation.run`` creates it.
 
-    ``busy_s`` and ``worker_s`` are sums of the samples after ``warm_up_s``, by role.
+    ``busy_s`` and ``worker_s`` are sums of the samples by role.
     """
 
-    def __init__(
-        self, clock: SimulatedClock, fleet: SimulatedFleet, every_s: float, warm_up_s: float
-    ) -> None:
+    def __init__(self, clock: SimulatedClock, fleet: SimulatedFleet, every_s: float) -> None:
         self.samples: list[FleetSample] = []
         self.busy_s: dict[Role, float] = dict.fromkeys(ROLES, 0.0)
         self.worker_s: dict[Role, float] = dict.fromkeys(ROLES, 0.0)
         self._clock = clock
         self._fleet = fleet
         self._every_s = every_s
-        self._warm_up_s = warm_up_s
         self._busy_before: dict[int, float] = {}  # busy seconds by worker
 
     def start(self) -> None:
         self._clock.at(self._clock.now + self._every_s, self._sample)
+
+    def reset_sums(self) -> None:
+        self.busy_s = dict.fromkeys(ROLES, 0.0)
+        self.worker_s = dict.fromkeys(ROLES, 0.0)
 
     def _sample(self) -> None:
         self.start()
@@ -83,8 +84,7 @@ class FleetSampler:
             self._busy_before[worker.number] = worker.busy_s - left_s
             busy[worker.role] += spent
             there[worker.role] += min(self._every_s, self._clock.now - worker.since_s)
-        if self._clock.now > self._warm_up_s:
-            for role in ROLES:
-                self.busy_s[role] += busy[role]
-                self.worker_s[role] += there[role]
+        for role in ROLES:
+            self.busy_s[role] += busy[role]
+            self.worker_s[role] += there[role]
         return busy, there

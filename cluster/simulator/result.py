@@ -41,9 +41,8 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
     failed ones included. ``goodput``: requests/s that met both objectives. ``seconds``: duration of
     the scenario, or time of the last arrival, without the warm-up. ``gpu_hours``: of all workers
     from the warm-up's end until then, because what comes later depends on how long a policy waits,
-    not on the load. ``busy_*``: shares of the time since the warm-up. ``moments``: samples of the
-    fleet. These include the warm-up, as ``moved``, ``preempted``, ``loans``, ``reasons`` and
-    ``events`` do.
+    not on the load. ``moved``, ``preempted``, ``loans``, ``reasons`` and the ``busy_*`` shares are
+    of the time after the warm-up. ``moments``, samples of the fleet, and ``events`` include it.
     """
 
     name: str

@@ -171,11 +171,19 @@ class Simulation:
                 router.take_report(worker)
         self.clock.at(self.clock.now + self._load_age_s, self._report_loads)
 
+    def _end_warm_up(self) -> None:
+        """Begin to count anew what the result says; the fleet's GPU-seconds have their times."""
+        self.sampler.reset_sums()
+        self.lifecycle.moved = self.lifecycle.preempted = self.fleet.loans = 0
+        if self.autoscaler is not None:
+            self.autoscaler.reasons.clear()
+
     def run(self, requests: list[SimulatedRequest]) -> None:
         last = max(self._seconds, requests[-1].at if requests else 0.0)
-        every_s = max(1.0, last / SAMPLES)
-        self.sampler = FleetSampler(self.clock, self.fleet, every_s, self._warm_up_s)
+        self.sampler = FleetSampler(self.clock, self.fleet, max(1.0, last / SAMPLES))
         self.sampler.start()
+        if self._warm_up_s:
+            self.clock.at(self._warm_up_s, self._end_warm_up)
         if self.autoscaler is not None:
             self.clock.at(self.autoscaler.settings.interval_s, self.autoscaler.turn)
         clock, arrive = self.clock, self.lifecycle.arrive

@@ -141,6 +141,15 @@ def test_goodput_per_gpu_is_that_of_the_time_after_the_warm_up() -> None:
     assert warm.busy_decode == pytest.approx(2 * whole.busy_decode, rel=0.1)
 
 
+def test_what_happens_during_the_warm_up_is_not_counted(run: SimulationRun) -> None:
+    late = simulate(wild(warm_up_s=40), restless, keep_records=True)
+    assert [r.decision for r in late.records] == [r.decision for r in run.records]
+    decided = [r for r in late.records if r.snapshot.at_s >= 40]
+    assert late.result.reasons == {"steady": len(decided)}
+    assert 0 < late.result.loans < run.result.loans
+    assert 0 < late.result.moved < run.result.moved
+
+
 def test_workers_of_several_gpus_cost_as_many_and_share_a_budget_of_gpus() -> None:
     of: dict[str, Any] = {"seconds": 300, "pools": {"prefill": 1, "decode": 1}}
     acts = {"mode": "act", "gpus": 8, "start_s": 1}
