@@ -19,7 +19,8 @@ class KvReservations:
 
     ``requests``: the tokens that each request of the worker began with. ``tokens``: size of the
     pool; 0 means unlimited. ``on_reserved`` is called for each request that gets room, the oldest
-    of those that wait first, after ``preempted`` ones. The rest of the pool is prefix cache.
+    of those that wait first, after ``preempted`` ones. ``promised_tokens``: what requests that
+    decode here are still to take. The rest of the pool is prefix cache.
     """
 
     def __init__(
@@ -28,6 +29,8 @@ class KvReservations:
         self.requests: dict[SimulatedRequest, int] = {}
         self.preempted: set[SimulatedRequest] = set()  # and not computed again yet
         self.used_tokens = 0
+        self.promised_tokens = 0
+        self._promised: dict[SimulatedRequest, int] = {}
         self.grown = 0  # of them: tokens that decoding has added
         self.cache = cache
         self._tokens = tokens
@@ -51,7 +54,17 @@ class KvReservations:
             self.used_tokens += more
             self.cache.reserve(more)
 
+    def promise(self, request: SimulatedRequest) -> None:
+        """Count the tokens of a request that will decode here until it takes them or leaves."""
+        self.requests[request] = 0
+        self._promised[request] = request.pool_tokens
+        self.promised_tokens += request.pool_tokens
+
+    def _end_promise(self, request: SimulatedRequest) -> None:
+        self.promised_tokens -= self._promised.pop(request, 0)
+
     def take(self, request: SimulatedRequest, tokens: int) -> None:
+        self._end_promise(request)
         self.preempted.discard(request)
         self.requests[request] = tokens
         self.used_tokens += tokens
@@ -60,6 +73,7 @@ class KvReservations:
     def release(self, request: SimulatedRequest) -> bool:
         """Drop a request; return whether this freed tokens, which waiting requests then get."""
         tokens = self.requests.pop(request, 0)
+        self._end_promise(request)
         self.preempted.discard(request)
         if not tokens:
             return False

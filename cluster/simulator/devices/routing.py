@@ -126,9 +126,9 @@ class SimulatedRouter:
     def take_report(self, worker: SimulatedWorker) -> None:
         """Take the load that a worker reports, a part of which other routers have sent."""
         self.ledger.report(worker.name, worker.uncomputed_tokens, worker.uncomputed_prompts)
-        (requests, used), total = worker.decode_load(), worker.machine.kv_tokens
-        own = self.in_decode[worker.name]
-        self._reports[worker.name] = DecodeLoad(own, requests, own, max(0, total - used), total)
+        total, own = worker.machine.kv_tokens, self.in_decode[worker.name]
+        free = max(0, total - worker.claimed_tokens)
+        self._reports[worker.name] = DecodeLoad(own, worker.decoding, own, free, total)
 
     def route(self, request: SimulatedRequest) -> RoutedWork | None:
         """Return where a request would go now; None without a decode worker."""
@@ -231,17 +231,21 @@ class SimulatedRouter:
         return decode_rank(query, cached, batch, machine.max_batch, free, machine.kv_tokens)
 
     def _decode_load(self, worker: SimulatedWorker) -> tuple[int, int, int]:
-        """Return the requests in a decode worker, and the used and the free tokens of its KV."""
-        total, used = worker.machine.kv_tokens, worker.used_tokens
-        batch, report = self.in_decode[worker.name], self._reports.get(worker.name)
-        if report is not None:
-            used, batch = total - report.kv_free, report._replace(own=batch).requests
-        free = max(0, total - used - self.ledger.pending_kv[worker.name])
-        return batch, min(used, total), free
+        """Return the requests in a decode worker, and the used and the free tokens of its KV. What
+        a worker has promised counts as used; only a report may lack what was placed since then."""
+        total, own = worker.machine.kv_tokens, self.in_decode[worker.name]
+        report = self._reports.get(worker.name)
+        if report is None:
+            used = min(worker.claimed_tokens, total)
+            return own, used, total - used
+        used = total - report.kv_free
+        free = max(0, report.kv_free - self.ledger.pending_kv[worker.name])
+        return report._replace(own=own).requests, used, free
 
     def record_placement(self, request: SimulatedRequest, chosen: Placement) -> None:
         """Count an attempt in the ledger until ``release``."""
         assert request.decode is not None
+        request.decode.promise(request)
         self.in_decode[request.decode.name] += 1
         request.predicted_s = chosen.ttft_s / chosen.p.correction
         request.ticket = self.ledger.open(

@@ -90,13 +90,15 @@ class SimulatedWorker:
         queued = sum(request.context for request in self.queue)
         return queued + sum(request.context - done for request, done in started.items())
 
-    def decode_load(self) -> tuple[int, int]:
-        """Return the number of requests that decode here, and their KV tokens, promised ones
-        included."""
-        placed = [(r, taken) for r, taken in self.requests.items() if r.decode is self]
-        return len(placed), self.used_tokens + sum(
-            r.pool_tokens for r, taken in placed if not taken
-        )
+    @property
+    def decoding(self) -> int:
+        """Number of requests that decode here or will."""
+        return sum(request.decode is self for request in self.requests)
+
+    @property
+    def claimed_tokens(self) -> int:
+        """Tokens of the KV pool that live sequences hold or have been promised."""
+        return self._pool.used_tokens + self._pool.promised_tokens
 
     @property
     def used_tokens(self) -> int:
@@ -109,6 +111,10 @@ class SimulatedWorker:
         return self._pool.free_tokens
 
     # ---- prompts ----------------------------------------------------------------------------
+
+    def promise(self, request: SimulatedRequest) -> None:
+        """Expect a request that has been placed here to decode, until ``release``."""
+        self._pool.promise(request)
 
     def submit(self, request: SimulatedRequest) -> None:
         """Queue the request's context to be computed here."""
@@ -216,6 +222,7 @@ class SimulatedWorker:
         """Take the pages of a decoding request, and compute its context again when it fits."""
         self._pool.preempt(request)
         self._listener.on_preempted(request, given)
+        self._pool.promise(request)
         self._enqueue(request)
 
     # ---- the end of a request ---------------------------------------------------------------

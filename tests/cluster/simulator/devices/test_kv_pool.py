@@ -1,0 +1,49 @@
+"""What the pool of a simulated worker holds and promises, and who gets its room."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bench.lib.routing_policies import least_loaded
+from cluster.simulator.devices.request import SimulatedRequest
+from cluster.simulator.simulation import Simulation, scenario_machines
+from cluster.sizing.policy import decide
+from tests.cluster.simulator.scenarios import NO_DEADLINE, mix, scenario
+
+
+@pytest.fixture
+def remote_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts always go to prefill workers."""
+    monkeypatch.setattr("cluster.simulator.devices.routing.choose_placement", least_loaded)
+
+
+def world_of(**rest: Any) -> Simulation:
+    of = scenario(mix(1), seconds=1, **NO_DEADLINE, **rest)
+    return Simulation(of, scenario_machines(of), decide, False)
+
+
+def free_at_router(world: Simulation, at_s: float, jobs: list[SimulatedRequest]) -> int:
+    """Return the free tokens of the last worker's pool that its router sees at a time."""
+    (router,), decode = world.routers, world.fleet.workers[-1]
+    free: list[int] = []
+    world.clock.at(at_s, lambda: free.append(router._decode_load(decode)[2]))
+    world.run(jobs)
+    assert {job.status for job in jobs} == {"ok"}
+    return free[0]
+
+
+@pytest.mark.usefixtures("remote_prefill")
+def test_router_sees_what_a_computed_prompt_that_waits_for_room_will_take() -> None:
+    """The second prompt is computed after 5 s; the first request has its room until 31 s."""
+    world = world_of(machine={"kv_tokens": 5500}, pools={"prefill": 2, "decode": 1})
+    jobs = [SimulatedRequest(0, 0.0, 1000, 3000), SimulatedRequest(1, 0.1, 5000, 2)]
+    assert free_at_router(world, 10.0, jobs) == 0
+    assert jobs[1].computed_s is not None and jobs[1].computed_s < 10 < (jobs[1].reserved_s or 0.0)
+
+
+@pytest.mark.usefixtures("remote_prefill")
+def test_router_sees_reserved_room_once_while_the_prompt_is_computed() -> None:
+    world = world_of(machine={"kv_tokens": 5500})
+    assert free_at_router(world, 0.5, [SimulatedRequest(0, 0.0, 1000, 3000)]) == 5500 - 1001
