@@ -1,6 +1,7 @@
 """The KV pool of a simulated worker: what live sequences hold, and who waits for room.
 
-``SimulatedWorker`` creates one, and its steps tell it what decoding adds.
+``SimulatedWorker`` creates one, and its steps tell it what decoding adds. A block of a prefix takes
+room once, from when the first live sequence holds it until the last one that does is gone.
 """
 
 from __future__ import annotations
@@ -33,14 +34,21 @@ class KvReservations:
         self._promised: dict[SimulatedRequest, int] = {}
         self.grown = 0  # of them: tokens that decoding has added
         self.cache = cache
+        self._holders: dict[bytes, int] = {}  # live sequences by block
         self._tokens = tokens
         self._on_reserved = on_reserved
         self._waiting: list[SimulatedRequest] = []  # by age
 
-    def fits(self, tokens: int) -> bool:
-        """Return whether ``tokens`` fit; a single request does, as admission checked its length."""
-        used = self.used_tokens
-        return not used or not self._tokens or used + tokens <= self._tokens
+    def fits(self, request: SimulatedRequest, tokens: int) -> bool:
+        """Return whether ``tokens`` of a request fit beside the blocks that live sequences hold; a
+        single request does, as admission checked its length."""
+        free = self.free_tokens
+        return not self.used_tokens or tokens <= free or self._missing(request, tokens) <= free
+
+    def _missing(self, request: SimulatedRequest, tokens: int) -> int:
+        blocks = request.blocks
+        held = bisect.bisect_left(blocks, True, key=lambda block: block not in self._holders)
+        return tokens - held * CACHE_BLOCK_TOKENS
 
     @property
     def free_tokens(self) -> float:
@@ -67,8 +75,23 @@ class KvReservations:
         self._end_promise(request)
         self.preempted.discard(request)
         self.requests[request] = tokens
-        self.used_tokens += tokens
-        self.cache.reserve(tokens - min(tokens, len(request.blocks) * CACHE_BLOCK_TOKENS))
+        unhashed, holders, new = _unhashed_tokens(request, tokens), self._holders, 0
+        for block in request.blocks:
+            before = holders.get(block, 0)
+            holders[block] = before + 1
+            new += not before
+        self.used_tokens += unhashed + new * CACHE_BLOCK_TOKENS
+        self.cache.reserve(unhashed)
+
+    def _free(self, request: SimulatedRequest, tokens: int) -> None:
+        unhashed, holders, gone = _unhashed_tokens(request, tokens), self._holders, 0
+        for block in request.blocks:
+            holders[block] -= 1
+            if not holders[block]:
+                del holders[block]
+                gone += 1
+        self.used_tokens -= unhashed + gone * CACHE_BLOCK_TOKENS
+        self.cache.reserve(-unhashed)
 
     def release(self, request: SimulatedRequest) -> bool:
         """Drop a request; return whether this freed tokens, which waiting requests then get."""
@@ -77,14 +100,16 @@ class KvReservations:
         self.preempted.discard(request)
         if not tokens:
             return False
-        self.used_tokens -= tokens
-        self.cache.reserve(min(tokens, len(request.blocks) * CACHE_BLOCK_TOKENS) - tokens)
+        self._free(request, tokens)
         self.serve_waiting()
         return True
 
     def serve_waiting(self) -> None:
-        while self._can_reserve and self._waiting and self.fits(self._waiting[0].pool_tokens):
+        while self._can_reserve and self._waiting and self._fits_whole(self._waiting[0]):
             self._reserve(self._waiting.pop(0))
+
+    def _fits_whole(self, request: SimulatedRequest) -> bool:
+        return self.fits(request, request.pool_tokens)
 
     @property
     def _can_reserve(self) -> bool:
@@ -94,12 +119,11 @@ class KvReservations:
         """Take back all tokens of a request, which stays and comes before those that wait."""
         self.preempted.add(request)
         tokens, self.requests[request] = self.requests[request], 0
-        self.used_tokens -= tokens
-        self.cache.reserve(min(tokens, len(request.blocks) * CACHE_BLOCK_TOKENS) - tokens)
+        self._free(request, tokens)
 
     def reserve(self, request: SimulatedRequest) -> None:
         """Reserve all tokens that the request will hold, now or when there is room."""
-        if self._can_reserve and not self._waiting and self.fits(request.pool_tokens):
+        if self._can_reserve and not self._waiting and self._fits_whole(request):
             self._reserve(request)
         else:
             bisect.insort(self._waiting, request, key=attrgetter("age"))
@@ -111,3 +135,8 @@ class KvReservations:
     def stop_waiting(self, request: SimulatedRequest) -> None:
         if request in self._waiting:
             self._waiting.remove(request)
+
+
+def _unhashed_tokens(request: SimulatedRequest, tokens: int) -> int:
+    """Return how many of a request's ``tokens`` are in no block."""
+    return max(0, tokens - len(request.blocks) * CACHE_BLOCK_TOKENS)

@@ -143,7 +143,7 @@ class SimulatedWorker:
             and self.role == "decode"
             and not self._prefill.prompts
             and self._steps.free_rows > 0
-            and self._pool.fits(self._pool_tokens(self.queue[0]))
+            and self._first_fits()
             and not self._waits_for_prefix(self._steps.prompts.requests)
         )
 
@@ -152,8 +152,10 @@ class SimulatedWorker:
         """Whether the first queued prompt can take part in the next prefill step."""
         if self.role != "prefill" or not self.queue:
             return False
-        fits = self._pool.fits(self._pool_tokens(self.queue[0]))
-        return fits and not self._waits_for_prefix(self._prefill.prompts)
+        return self._first_fits() and not self._waits_for_prefix(self._prefill.prompts)
+
+    def _first_fits(self) -> bool:
+        return self._pool.fits(self.queue[0], self._pool_tokens(self.queue[0]))
 
     def _waits_for_prefix(self, prompts: Collection[SimulatedRequest]) -> bool:
         """Return whether one of the prompts that are being computed brings the next block of the

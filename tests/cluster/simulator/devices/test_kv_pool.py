@@ -47,3 +47,19 @@ def test_router_sees_what_a_computed_prompt_that_waits_for_room_will_take() -> N
 def test_router_sees_reserved_room_once_while_the_prompt_is_computed() -> None:
     world = world_of(machine={"kv_tokens": 5500})
     assert free_at_router(world, 0.5, [SimulatedRequest(0, 0.0, 1000, 3000)]) == 5500 - 1001
+
+
+def test_shared_blocks_take_room_once_until_their_last_holder_has_ended() -> None:
+    """Three requests of 2048 + 52 tokens fit a pool of 3000 at once, as two blocks are missing."""
+    world = world_of(machine={"kv_tokens": 3000}, pools={"prefill": 0, "decode": 1})
+    (worker,) = world.fleet.workers
+    shared = tuple(bytes([n]) for n in range(4))
+    jobs = [SimulatedRequest(i, 0.001 * i, 2100, 40 + 10 * i, shared) for i in range(3)]
+    used: list[int] = []
+    world.clock.at(2.5, lambda: used.append(worker.used_tokens))
+    world.run(jobs)
+    first, second, third = [job.done_s or 0.0 for job in jobs]
+    assert first < second < third < 2.1 + 3 * 0.1 + 0.01 * 65
+    assert world.lifecycle.preempted == 0
+    assert 2048 + 3 * 53 <= used[0] < 2300
+    assert worker.used_tokens == 0
