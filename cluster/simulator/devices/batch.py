@@ -60,7 +60,8 @@ class SimulatedBatch:
     """The sequences that decode together on one worker; ``StepRunner`` creates it.
 
     ``at``: time of the current boundary in seconds. ``tokens``: of a sequence that was there from
-    the beginning. ``kv``: KV tokens of all sequences. ``busy_s``: seconds spent in steps.
+    the beginning. ``kv``: KV tokens of all sequences. ``added``: KV tokens of all steps so far.
+    ``busy_s``: seconds spent in steps.
     """
 
     def __init__(self, model: StepModel, drafts: DraftPace | None = None) -> None:
@@ -68,6 +69,7 @@ class SimulatedBatch:
         self.at = 0.0
         self.tokens = 0.0
         self.kv = 0.0
+        self.added = 0.0
         self.busy_s = 0.0
         self._drafts = drafts or DraftPace(model, None)
         self._pace = 1.0, 0.0  # of the batch as it is
@@ -170,6 +172,7 @@ class SimulatedBatch:
         self.busy_s += seconds
         tokens = self._pace[0] * steps
         self.kv += len(self._rows) * tokens
+        self.added += len(self._rows) * tokens
         self.tokens += tokens
 
     def _steps_within(self, seconds: float) -> int:

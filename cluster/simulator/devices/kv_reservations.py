@@ -28,7 +28,9 @@ class KvReservations:
         self, tokens: int, cache: SimulatedCache, on_reserved: Callable[[SimulatedRequest], None]
     ) -> None:
         self.requests: dict[SimulatedRequest, int] = {}
-        self.preempted: set[SimulatedRequest] = set()  # and not computed again yet
+        # Those that are not computed again yet: tokens that are still cached.
+        self.preempted: dict[SimulatedRequest, float] = {}
+        self._added = 0.0
         self.used_tokens = 0
         self.promised_tokens = 0
         self._promised: dict[SimulatedRequest, int] = {}
@@ -73,7 +75,7 @@ class KvReservations:
 
     def take(self, request: SimulatedRequest, tokens: int) -> None:
         self._end_promise(request)
-        self.preempted.discard(request)
+        self.preempted.pop(request, None)
         self.requests[request] = tokens
         unhashed, holders, new = _unhashed_tokens(request, tokens), self._holders, 0
         for block in request.blocks:
@@ -97,7 +99,7 @@ class KvReservations:
         """Drop a request; return whether this freed tokens, which waiting requests then get."""
         tokens = self.requests.pop(request, 0)
         self._end_promise(request)
-        self.preempted.discard(request)
+        self.preempted.pop(request, None)
         if not tokens:
             return False
         self._free(request, tokens)
@@ -115,11 +117,22 @@ class KvReservations:
     def _can_reserve(self) -> bool:
         return not self.preempted
 
-    def preempt(self, request: SimulatedRequest) -> None:
-        """Take back all tokens of a request, which stays and comes before those that wait."""
-        self.preempted.add(request)
+    def preempt(self, request: SimulatedRequest, computed: int, added: float) -> None:
+        """Take back all tokens of a request, which stays and comes before those that wait.
+        ``computed``: of them, so they are cached now; ``added``: by all decode steps so far."""
+        self.evict_preempted(added)
+        self.preempted[request] = computed
         tokens, self.requests[request] = self.requests[request], 0
         self._free(request, tokens)
+
+    def evict_preempted(self, added: float) -> None:
+        """Evict what decoding has added from the preempted requests: nothing else is unused in a
+        full pool. The blocks of the first one that was preempted are the oldest."""
+        tokens, self._added = added - self._added, added
+        for request, cached in self.preempted.items():
+            lost = min(tokens, cached)
+            self.preempted[request] -= lost
+            tokens -= lost
 
     def reserve(self, request: SimulatedRequest) -> None:
         """Reserve all tokens that the request will hold, now or when there is room."""

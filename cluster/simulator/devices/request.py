@@ -125,7 +125,7 @@ class RequestListener(Protocol):
 
     def on_preempted(self, request: SimulatedRequest, given: int) -> None:
         """The decode worker took the request's pages after ``given`` tokens of this attempt beside
-        the first, and will compute its context again."""
+        the first (-1: before the first), and will compute its context again."""
 
     def on_idle(self, worker: SimulatedWorker) -> None:
         """A worker that changes its role or leaves has nothing left to do."""

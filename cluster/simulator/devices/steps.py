@@ -131,10 +131,16 @@ class StepRunner:
 
     def _preempt_overflow(self) -> None:
         """Preempt the newest sequences until the next step's tokens fit the pool."""
-        while self.batch.rows > 1 and self._worker.free_tokens < self.batch.growth:
-            newest = max(self.batch.requests, key=lambda request: request.number)
-            given = self.leave(newest)
-            self._worker.preempt(newest, given)
+        while self._worker.free_tokens < self.batch.growth:
+            prompts = [r for r in self.prompts.requests if r.decode is self._worker]
+            candidates = self.batch.requests + prompts
+            if len(candidates) < 2:
+                return
+            newest = max(candidates, key=lambda request: request.number)
+            if newest in self.prompts.requests:
+                self._worker.preempt_prompt(newest, self.prompts.requests.pop(newest))
+            else:
+                self._worker.preempt(newest, self.leave(newest))
 
     def reschedule(self) -> None:
         """Compute the next boundary that matters after something came or went."""

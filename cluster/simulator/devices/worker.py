@@ -26,6 +26,7 @@ from cluster.simulator.devices.request import (
 )
 from cluster.simulator.devices.steps import StepRunner
 from cluster.sizing.snapshot import MachineModel
+from protocol.block_keys import BLOCK_TOKENS
 from protocol.performance.step_model import StepModel
 from protocol.roles import Role
 from router.placement.cost import usable_tokens
@@ -155,7 +156,11 @@ class SimulatedWorker:
         return self._first_fits() and not self._waits_for_prefix(self._prefill.prompts)
 
     def _first_fits(self) -> bool:
-        return self._pool.fits(self.queue[0], self._pool_tokens(self.queue[0]))
+        request = self.queue[0]
+        tokens = self._pool_tokens(request)
+        if request in self._pool.preempted:  # without a page for each row it would go again at once
+            tokens += BLOCK_TOKENS * self.batch.rows
+        return self._pool.fits(request, tokens)
 
     def _waits_for_prefix(self, prompts: Collection[SimulatedRequest]) -> bool:
         """Return whether one of the prompts that are being computed brings the next block of the
@@ -170,8 +175,9 @@ class SimulatedWorker:
     def start_prompt(self) -> SimulatedRequest:
         """Take the first queued prompt, look up its prefix, and leave one token to compute."""
         request = self.queue.pop(0)
-        if request in self._pool.preempted:  # its blocks are cached, the last ones to be evicted
-            request.fetched = int(min(self.free_tokens, request.context))
+        if request in self._pool.preempted:
+            self._pool.evict_preempted(self.batch.added)
+            request.fetched = int(self._pool.preempted[request]) // BLOCK_TOKENS * BLOCK_TOKENS
         self._pool.take(request, self._pool_tokens(request))
         self._pool.serve_waiting()
         held = self.cache.cached_tokens(request.blocks) if request.blocks else 0
@@ -222,8 +228,17 @@ class SimulatedWorker:
 
     def preempt(self, request: SimulatedRequest, given: int) -> None:
         """Take the pages of a decoding request, and compute its context again when it fits."""
-        self._pool.preempt(request)
         self._listener.on_preempted(request, given)
+        self._requeue(request, request.context)
+
+    def preempt_prompt(self, request: SimulatedRequest, computed: int) -> None:
+        """Take the pages of a prompt of which ``computed`` tokens are computed."""
+        self.queued_tokens -= request.context
+        self._listener.on_preempted(request, -1)  # there is no first token yet
+        self._requeue(request, computed)
+
+    def _requeue(self, request: SimulatedRequest, computed: int) -> None:
+        self._pool.preempt(request, computed, self.batch.added)
         self._pool.promise(request)
         self._enqueue(request)
 

@@ -182,7 +182,23 @@ def test_a_full_pool_preempts_the_newest_until_the_older_one_has_ended() -> None
     calm, none = ended(2000)
     assert preempted > 0 and not none
     assert older_s == pytest.approx(calm[0], abs=0.05)
-    assert newer_s - calm[1] == pytest.approx(200 * 0.01, abs=0.1)
+    # The older one's last 200 tokens evict as many of the newer one, which are computed again.
+    assert newer_s - calm[1] == pytest.approx(200 * 0.01 + 200 * 0.001, abs=0.1)
+    assert preempted == 1
+
+
+@pytest.mark.usefixtures("no_queue")
+def test_a_full_pool_preempts_the_newest_prompt_until_the_older_sequence_has_ended() -> None:
+    """The older request has 20 of its 600 tokens when the newer prompt takes room for 701."""
+    machine = {"kv_tokens": 828, "chunk": 50}
+    of = scenario(mix(1), machine=machine, pools={"prefill": 0, "decode": 1})
+    world = Simulation(of, scenario_machines(of), decide, False)
+    older, newer = SimulatedRequest(0, 0.0, 100, 600), SimulatedRequest(1, 0.3, 700, 2)
+    world.run([older, newer])
+    assert world.lifecycle.preempted == 1
+    assert older.done_s is not None and newer.first_s is not None
+    assert newer.first_s > older.done_s and newer.uncached > 300
+    assert newer.emitted + newer.left == 2
 
 
 def siblings_of_a_cold_prompt(prefill: int) -> list[SimulatedRequest]:
