@@ -265,6 +265,7 @@ class SimulatedWorker:
             self._pool.stop_waiting(request)
             self._steps.stop_waiting(request)
         self.release(request)
+        self._pool.serve_waiting()  # it may have been the first one, and there was room for others
         self.pump()
         return max(0, given)
 

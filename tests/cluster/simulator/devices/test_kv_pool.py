@@ -63,3 +63,15 @@ def test_shared_blocks_take_room_once_until_their_last_holder_has_ended() -> Non
     assert world.lifecycle.preempted == 0
     assert 2048 + 3 * 53 <= used[0] < 2300
     assert worker.used_tokens == 0
+
+
+@pytest.mark.usefixtures("remote_prefill")
+def test_room_that_the_first_request_in_line_gives_up_goes_to_the_next_one() -> None:
+    """Two requests wait behind a long one that takes 9500 tokens; its client leaves at 12 s."""
+    world = world_of(machine={"kv_tokens": 10_000}, pools={"prefill": 2, "decode": 1})
+    jobs = [SimulatedRequest(0, 0, 1000, 3000), SimulatedRequest(1, 1.2, 9500, 3)]
+    jobs.append(SimulatedRequest(2, 1.3, 500, 3))
+    world.clock.at(12.0, lambda: world.lifecycle.restart(jobs[1], 0.25, died=True))
+    world.run(jobs)
+    assert [job.status for job in jobs] == ["ok"] * 3
+    assert jobs[2].reserved_s == 12.0
