@@ -147,12 +147,12 @@ class SimulatedFleet:
 
     def _drain(self, worker: SimulatedWorker, seconds: float) -> None:
         if worker.requests:
-            self._clock.at(self._clock.now + seconds, self._hand_over, worker, worker.state)
+            self._clock.at(self._clock.now + seconds, self._hand_over, worker, *_phase(worker))
         else:
             self._on_idle(worker)
 
-    def _hand_over(self, worker: SimulatedWorker, state: str) -> None:
-        if worker.state == state:
+    def _hand_over(self, worker: SimulatedWorker, state: str, role_changes: int) -> None:
+        if _phase(worker) == (state, role_changes):  # not a later drain
             for request in list(worker.requests):
                 self._lifecycle.restart(request, 0.0, died=False)
 
@@ -187,6 +187,7 @@ class SimulatedFleet:
         if worker.role == role or worker.state != "serving":
             return
         self.loans += 1
+        worker.role_changes += 1
         worker.state, worker.next_role = "changing", role
         self._workers_changed()
         if role == "decode":
@@ -218,3 +219,8 @@ class SimulatedFleet:
             * max(0.0, min(until_s, math.inf if w.gone_s is None else w.gone_s) - w.asked_s)
             for w in (*self.workers, *self.gone, *self.starting)
         )
+
+
+def _phase(worker: SimulatedWorker) -> tuple[str, int]:
+    """Return what tells one drain of a worker from another one."""
+    return worker.state, worker.role_changes

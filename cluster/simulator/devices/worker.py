@@ -53,6 +53,7 @@ class SimulatedWorker:
         self.machine = machine
         self.model = StepModel(*machine.step)
         self.state: SimulatedWorkerState = "serving"
+        self.role_changes = 0  # since it was started
         self.asked_s = self.since_s = clock.now
         self.gone_s: float | None = None
         self.queue: list[SimulatedRequest] = []  # by age
