@@ -2,8 +2,9 @@
 
 A step computes ``chunk`` prompt tokens. The oldest prompt may take all of them, and what its last
 chunk leaves goes to those behind it, as in ``engine/scheduling``. The whole chunks of a long prompt
-are one event, unless an older prompt, which a fetch or a failure has delayed, comes meanwhile, or
-the prompt is dropped: then the chunk that is being computed is the last one.
+are one event, unless an older prompt, which a fetch or a failure has delayed, comes meanwhile, the
+prompt is dropped, or the worker becomes a decode worker, which computes the rest in its own steps:
+then the chunk that is being computed is the last one.
 """
 
 from __future__ import annotations
@@ -71,6 +72,12 @@ class PrefillStepRunner:
         if counts:
             self._begin(counts)
 
+    def take_prompts(self) -> dict[SimulatedRequest, int]:
+        """Return the prompts between two steps, and compute none of them any more."""
+        assert self._running is None
+        prompts, self.prompts = self.prompts, {}
+        return prompts
+
     def _older_waits(self) -> bool:
         """Return whether a prompt waits that is older than all that are computed."""
         first = next(iter(self.prompts), None)
@@ -79,7 +86,8 @@ class PrefillStepRunner:
 
     def _is_in_the_way(self, running: _RunningSteps) -> bool:
         """Return whether the rest of these chunks is not computed next."""
-        return self._older_waits() or any(self._was_dropped(r, running) for r in running.counts)
+        dropped = any(self._was_dropped(r, running) for r in running.counts)
+        return dropped or self._older_waits() or self._worker.role != "prefill"
 
     def _was_dropped(self, request: SimulatedRequest, running: _RunningSteps) -> bool:
         return request not in self.prompts or request.attempt != running.attempts[request]

@@ -132,9 +132,10 @@ class SimulatedWorker:
         """Start the work that can start."""
         if self.state == "gone":
             return
-        if self.role == "prefill" or self._prefill.prompts or self._prefill.is_running:
+        if self.role == "prefill" or self._prefill.is_running:
             self._prefill.run()
         else:
+            self._steps.prompts.requests.update(self._prefill.take_prompts())
             self._steps.reschedule()
 
     @property
