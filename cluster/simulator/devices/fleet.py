@@ -88,7 +88,7 @@ class SimulatedFleet:
         self._next_number += 1
         worker.asked_s = self._clock.now if asked_s is None else asked_s
         self._network.rates[worker.number] = machine.link_bytes_s
-        self._lifecycle.max_tokens = max(self._lifecycle.max_tokens, machine.kv_tokens)
+        self._lifecycle.max_tokens[home] = machine.kv_tokens
         self.workers.append(worker)
         self._workers_changed()
         return worker

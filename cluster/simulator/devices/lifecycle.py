@@ -17,6 +17,7 @@ from cluster.simulator.devices.routing import SimulatedRouter
 from cluster.simulator.devices.transfer import KvCarrier
 from cluster.simulator.devices.worker import SimulatedWorker
 from protocol.retry_budget import DEATH_LIMIT, RetryBudget
+from protocol.roles import Role
 from router.placement.cost import LOCAL_PATH_S, Placement, usable_tokens
 
 RESUBMIT_S = 10.0
@@ -40,7 +41,7 @@ class RequestLifecycle:
         path_s: float,
     ) -> None:
         self.on_worker_idle: Callable[[SimulatedWorker], None] = lambda worker: None
-        self.max_tokens = 0  # longest sequence: what the largest pool holds; 0: unknown
+        self.max_tokens: dict[Role, int] = {}  # that the KV pool of one worker holds; 0: unlimited
         self.ended: list[SimulatedRequest] = []
         self.moved = 0  # attempts that began anew without a death
         self.preempted = 0  # sequences whose pages a decode worker took
@@ -56,10 +57,16 @@ class RequestLifecycle:
     def arrive(self, request: SimulatedRequest) -> None:
         self._counter.arrived(request.prompt)
         request.router = self._routers[request.number % len(self._routers)]
-        if self.max_tokens and request.prompt + request.output > self.max_tokens:
+        if self._is_too_long(request):
             self._end(request, "too_long")
         else:
             self._place(request, request.attempt)
+
+    def _is_too_long(self, request: SimulatedRequest) -> bool:
+        prompt, limits = request.prompt, self.max_tokens
+        return (0 < limits.get("decode", 0) < prompt + request.output) or (
+            0 < limits.get("prefill", 0) < prompt + 1
+        )
 
     def _place(self, request: SimulatedRequest, attempt: int) -> None:
         """Place a request. What has been accepted before does not wait for its turn."""

@@ -10,7 +10,7 @@ from bench.lib.routing_policies import least_loaded
 from cluster.simulator.devices.request import SimulatedRequest
 from cluster.simulator.simulation import Simulation, scenario_machines
 from cluster.sizing.policy import decide
-from tests.cluster.simulator.scenarios import NO_DEADLINE, mix, scenario
+from tests.cluster.simulator.scenarios import MACHINE, NO_DEADLINE, mix, scenario
 
 
 @pytest.fixture
@@ -75,3 +75,19 @@ def test_room_that_the_first_request_in_line_gives_up_goes_to_the_next_one() -> 
     world.run(jobs)
     assert [job.status for job in jobs] == ["ok"] * 3
     assert jobs[2].reserved_s == 12.0
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "fits"),
+    [(1501, 2400, True), (1500, 2400, False), (1501, 2399, False), (2400, 1501, False)],
+)
+def test_request_is_too_long_for_a_pool_that_one_of_the_roles_has(
+    prefill: int, decode: int, fits: bool
+) -> None:
+    """Prefill holds a prompt of 1500 tokens and the first output token, decode all 2400."""
+    machines = {"prefill": {**MACHINE, "kv_tokens": prefill}}
+    machines["decode"] = {**MACHINE, "kv_tokens": decode}
+    world = world_of(machines=machines)
+    request = SimulatedRequest(0, 0.0, 1500, 900)
+    world.run([request])
+    assert request.status == ("ok" if fits else "too_long")
