@@ -93,7 +93,7 @@ class SimulatedAutoscaler:
             self._act(decision)
 
     def _snapshot(self) -> SizingSnapshot:
-        backlog = sum(w.queued_tokens for w in self._fleet.workers)
+        backlog = sum(w.uncomputed_tokens for w in self._fleet.workers)
         backlog += sum(r.queue.prompt_tokens for r in self._fleet.routers)
         decoding = sum(w.batch.rows for w in self._fleet.workers if w.role == "decode")
         mix = self._window.mix(backlog_tokens=float(backlog), residents=float(decoding))

@@ -9,6 +9,7 @@ then the chunk that is being computed is the last one.
 
 from __future__ import annotations
 
+import bisect
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -71,6 +72,24 @@ class PrefillStepRunner:
         counts = self._whole_chunks() or self._shared_step()
         if counts:
             self._begin(counts)
+
+    def computed_tokens(self) -> dict[SimulatedRequest, int]:
+        """Return the tokens of each admitted prompt that are computed by now, in whole chunks."""
+        computed, running = dict(self.prompts), self._running
+        if running is not None and running.tokens > self._chunk:
+            ((request, whole),) = running.counts.items()
+            if not self._was_dropped(request, running):
+                computed[request] += self._chunks_until_now(running, request, whole) * self._chunk
+        return computed
+
+    def _chunks_until_now(
+        self, running: _RunningSteps, request: SimulatedRequest, whole: int
+    ) -> int:
+        def seconds(chunks: int) -> float:
+            return self._seconds({request: chunks * self._chunk}, running.before)
+
+        passed_s, most = self._clock.now - running.begin, whole // self._chunk
+        return bisect.bisect_right(range(1, most + 1), passed_s, key=seconds)
 
     def take_prompts(self) -> dict[SimulatedRequest, int]:
         """Return the prompts between two steps, and compute none of them any more."""

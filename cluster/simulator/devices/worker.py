@@ -57,7 +57,6 @@ class SimulatedWorker:
         self.asked_s = self.since_s = clock.now
         self.gone_s: float | None = None
         self.queue: list[SimulatedRequest] = []  # by age
-        self.queued_tokens = 0
         self.cache = SimulatedCache(self.name, index, machine.kv_tokens)
         self._pool = KvReservations(machine.kv_tokens, self.cache, self._on_reserved)
         self.requests = self._pool.requests
@@ -88,7 +87,7 @@ class SimulatedWorker:
     @property
     def uncomputed_tokens(self) -> int:
         """Tokens of these prompts, as an engine counts them: cached ones from their start on."""
-        started = self._prefill.prompts | self._steps.prompts.requests
+        started = self._prefill.computed_tokens() | self._steps.prompts.requests
         queued = sum(request.context for request in self.queue)
         return queued + sum(request.context - done for request, done in started.items())
 
@@ -126,7 +125,6 @@ class SimulatedWorker:
 
     def _enqueue(self, request: SimulatedRequest) -> None:
         bisect.insort(self.queue, request, key=attrgetter("age"))
-        self.queued_tokens += request.context
 
     def pump(self) -> None:
         """Start the work that can start."""
@@ -199,7 +197,6 @@ class SimulatedWorker:
         self.cache.insert(request.blocks[: tokens // CACHE_BLOCK_TOKENS])
 
     def on_computed(self, request: SimulatedRequest) -> bool:
-        self.queued_tokens -= request.context
         request.stage = "computed"
         if request.blocks:
             self.cache.insert(request.blocks)
@@ -235,7 +232,6 @@ class SimulatedWorker:
 
     def preempt_prompt(self, request: SimulatedRequest, computed: int) -> None:
         """Take the pages of a prompt of which ``computed`` tokens are computed."""
-        self.queued_tokens -= request.context
         self._listener.on_preempted(request, -1)  # there is no first token yet
         self._requeue(request, computed)
 
@@ -261,9 +257,7 @@ class SimulatedWorker:
         given = 0
         if request.stage == "decoding" and request.decode is self:
             given = self._steps.leave(request)
-        elif self._drop_prompt(request):
-            self.queued_tokens -= request.context
-        else:
+        elif not self._drop_prompt(request):
             self._pool.stop_waiting(request)
             self._steps.stop_waiting(request)
         self.release(request)

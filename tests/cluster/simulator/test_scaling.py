@@ -154,3 +154,18 @@ def test_the_command_writes_a_page_a_log_and_json(tmp_path: Path) -> None:
     assert figures["ok"] == figures["requests"] > 100
     assert "Content-Security-Policy" in page.read_text()
     assert invoke(written)[0] == 0
+
+
+def test_backlog_is_what_is_still_to_be_computed_of_the_prompts() -> None:
+    """A prompt each 20 s on one worker, which computes 1000 of its 40,000 tokens in 1.01 s. At the
+    first turn that knows the traffic the third prompt waits for the last step of the second one."""
+    of = scenario(
+        mix(0.05, 40_000, 2, arrivals="constant"),
+        seconds=60,
+        machine={"chunk": 1000},
+        objectives={"ttft_ms": 60_000, "tpot_ms": 100},
+        autoscaler={**SCALING, "mode": "advise"},
+    )
+    turns = [record.snapshot for record in simulate(of, keep_records=True).records]
+    backlog = [turn.mix.backlog_tokens for turn in turns if turn.mix]
+    assert backlog == [41_000 - 5000 * i for i in range(9)]
