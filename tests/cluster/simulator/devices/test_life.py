@@ -101,7 +101,7 @@ def test_nothing_is_left_behind(routing: dict[str, Any]) -> None:
     world.run(requests)
     assert len(world.lifecycle.ended) == len(requests) == len(set(world.lifecycle.ended))
     for worker in world.fleet.workers:
-        assert worker.used_tokens == worker.uncomputed_prompts == worker.uncomputed_tokens == 0
+        assert worker.claimed_tokens == worker.uncomputed_prompts == worker.uncomputed_tokens == 0
         assert not worker.requests
         assert worker.batch.rows == 0
     for router in world.routers:
