@@ -31,6 +31,7 @@ from typing import NamedTuple, Protocol
 
 from router.common.errors import ApiError
 from router.fairness.least_keys import LeastKeys
+from router.fairness.ordered_items import OrderedItems
 from router.fairness.virtual_counters import BURST, ExpectedCost, VirtualCounters, service_of
 from router.placement.admission import AdmissionLimits
 from router.placement.cost import Placement
@@ -45,8 +46,6 @@ TOKENS_PER_LEVEL = 64.0
 
 MOST_COUNTED = 100
 """Tenants that a prediction of a wait looks at, at most."""
-
-_SPARE = 32  # removed requests that a heap may hold beside half of its length
 
 
 class RoutedWork(NamedTuple):
@@ -116,45 +115,6 @@ class WaitingRequest:
         return -self.priority * TOKENS_PER_LEVEL / self.tenant.weight
 
 
-_HeapItem = tuple[float, int, WaitingRequest]
-
-
-class _RequestHeap:
-    """Requests in the order of their places. Discarded ones stay in the heap until they come to its
-    top, or outnumber the rest."""
-
-    def __init__(self) -> None:
-        self.items: dict[WaitingRequest, _HeapItem] = {}
-        self.heap: list[_HeapItem] = []
-
-    def add(self, request: WaitingRequest, number: int) -> None:
-        item = self.items[request] = (request.place_in_tenant, number, request)
-        heapq.heappush(self.heap, item)
-
-    def discard(self, request: WaitingRequest) -> None:
-        del self.items[request]
-        if len(self.heap) > 2 * len(self.items) + _SPARE:
-            self.heap = list(self.items.values())
-            heapq.heapify(self.heap)
-
-    def head(self) -> _HeapItem:
-        heap = self.heap
-        while self.items.get(heap[0][2]) is not heap[0]:
-            heapq.heappop(heap)
-        return heap[0]
-
-    def first(self, count: int) -> list[WaitingRequest]:
-        """Return the first requests in order, at most ``count``."""
-        found = list[_HeapItem]()
-        while self.heap and len(found) < count:
-            item = heapq.heappop(self.heap)
-            if self.items.get(item[2]) is item:
-                found.append(item)
-        for item in found:
-            heapq.heappush(self.heap, item)
-        return [request for _, _, request in found]
-
-
 class _WaitingTenant:
     """The waiting requests of one tenant."""
 
@@ -162,8 +122,10 @@ class _WaitingTenant:
         self.name = name
         self.weight = weight
         self.number = number  # tenants in the order in which they came
-        self.requests = _RequestHeap()
-        self.awaiting: dict[str | None, _RequestHeap] = {}  # the same, by the worker they await
+        self.requests: OrderedItems[WaitingRequest] = OrderedItems()
+        self.awaiting: dict[
+            str | None, OrderedItems[WaitingRequest]
+        ] = {}  # the same, by the worker they await
         self.service = 0.0  # expected weighted tokens
         self.served = 0  # number of the tenant's last removal: breaks ties
         self.position = 0  # in ``FairQueue._sampled``
@@ -225,8 +187,7 @@ class FairQueue:
         order, with a request and the service of those before it that are not late."""
         turns = []
         for name, tenant in self._tenants.items():
-            items = sorted(tenant.requests.items.values(), reverse=True)
-            requests = [request for _, _, request in items]
+            requests = tenant.requests.all()[::-1]
             turns.append((self._turn(name), self.counters.value(name), requests))
         heapq.heapify(turns)
         late, before = list[WaitingRequest](), 0.0
@@ -265,7 +226,7 @@ class FairQueue:
             return False
         [name] = self._turns.least(1)
         value, (next_value, *_) = self.counters.value(tenant.name), self._turn(name)
-        is_flood = len(self._tenants[name].requests.items) > BURST
+        is_flood = len(self._tenants[name].requests) > BURST
         if value > next_value or (value == next_value and not is_flood):
             return False
         share = tenant.weight / (tenant.weight + self._weights)
@@ -285,7 +246,7 @@ class FairQueue:
             self._turns.add(name)
             self._virtual_times.add(name)
         request.is_waiting = True
-        tenant.requests.add(request, next(self._numbers))
+        tenant.requests.add(request, request.place_in_tenant, next(self._numbers))
         self._add_awaiting(request, tenant)
         self._placed[request] = None
         self.length += 1
@@ -309,7 +270,7 @@ class FairQueue:
         self.prompt_tokens -= request.work.prompt_tokens
         tenant.service -= request.service
         self.service -= request.service
-        if tenant.requests.items:
+        if len(tenant.requests):
             self._touch_turn(name)
         else:
             del self._tenants[name]
@@ -365,8 +326,7 @@ class FairQueue:
     def requests(self) -> Iterator[WaitingRequest]:
         """Return the requests of every tenant in the order of that tenant."""
         for tenant in self._tenants.values():
-            for *_, request in sorted(tenant.requests.items.values()):
-                yield request
+            yield from tenant.requests.all()
 
     def _least_virtual_time(self) -> float:
         """Return the least one of the tenants that wait."""
@@ -393,16 +353,16 @@ class FairQueue:
     def _add_awaiting(self, request: WaitingRequest, tenant: _WaitingTenant) -> None:
         worker, name = request.awaits, request.tenant.name
         if worker not in tenant.awaiting:
-            tenant.awaiting[worker] = _RequestHeap()
+            tenant.awaiting[worker] = OrderedItems()
             if worker not in self._awaited:
                 self._awaited[worker] = LeastKeys(self._turn)
             self._awaited[worker].add(name)
-        tenant.awaiting[worker].add(request, next(self._numbers))
+        tenant.awaiting[worker].add(request, request.place_in_tenant, next(self._numbers))
 
     def _discard_awaiting(self, request: WaitingRequest, tenant: _WaitingTenant) -> None:
         worker = request.awaits
         tenant.awaiting[worker].discard(request)
-        if not tenant.awaiting[worker].items:
+        if not len(tenant.awaiting[worker]):
             del tenant.awaiting[worker]
             self._awaited[worker].discard(request.tenant.name)
             if not self._awaited[worker]:

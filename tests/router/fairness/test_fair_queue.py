@@ -109,8 +109,8 @@ def test_removed_requests_leave_nothing_behind() -> None:
         queue.remove(request)
         queue.remove(request)
     assert queue.length == 1
-    assert len(queue._tenants["a"].requests.heap) < 100
-    assert len(queue._tenants["a"].awaiting[None].heap) < 100
+    assert len(queue._tenants["a"].requests._heap) < 100
+    assert len(queue._tenants["a"].awaiting[None]._heap) < 100
     serve_next(queue)
     assert (queue.length, queue.service) == (0, 0.0)
     assert not queue.tenants and not queue.candidates(3)
@@ -147,7 +147,7 @@ def test_first_of_those_that_await_none_of_the_blocked_workers() -> None:
     for _ in range(500):
         queue.set_awaits(first, "q")
         queue.set_awaits(first, "p")
-    assert len(queue._tenants["a"].awaiting["p"].heap) < 100
+    assert len(queue._tenants["a"].awaiting["p"]._heap) < 100
     for request in (first, second, other):
         queue.remove(request)
         queue.remove(request)
