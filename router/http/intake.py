@@ -132,6 +132,7 @@ async def _plan_response(
     planned = await dialect.plan(state, parsed, model, claim)
     planned.check_vocabulary(body, model)
     choices = len(planned.prompts) * planned.candidates
+    state.admission.check_choices(choices)
     account.take_prompt(sum(map(len, planned.prompts)), choices)
     state.metrics.demand.count_arrived(map(len, planned.prompts), planned.candidates)
     state.admission.check(tenant.name, choices)

@@ -87,14 +87,16 @@ class AdmissionController:
         self.inside: Counter[str] = Counter()  # requests by tenant
         self._total = 0
 
-    def check(self, tenant: str, count: int = 1) -> None:
-        """Raise ApiError: 429 if ``count`` more requests of this tenant exceed its places, and 400
-        if they would even if it had no other."""
+    def check_choices(self, count: int) -> None:
+        """Raise ApiError (400) for a request of more choices than a tenant may ever have."""
         if count > self._limit:
             raise invalid(
                 f"the request has {count} choices in all, and a tenant may have {self._limit} at a"
                 " time in this router (limits.max_requests)"
             )
+
+    def check(self, tenant: str, count: int = 1) -> None:
+        """Raise ApiError (429) if ``count`` more requests of this tenant exceed its places."""
         places = min(self._limit, TENANT_PLACES * self._limit - self._total)
         if self.inside[tenant] + count > places:
             self._on_refusal("requests")

@@ -62,7 +62,7 @@ def test_choices_of_one_request_enter_together_or_not_at_all() -> None:
 def test_more_choices_than_there_are_places_are_the_mistake_of_the_request() -> None:
     """To try again later would be of no use."""
     with pytest.raises(ApiError, match="has 4 choices in all, and a tenant may have 3") as refusal:
-        AdmissionController(3).check("tenant", 4)
+        AdmissionController(3).check_choices(4)
     assert refusal.value.status == 400
 
 
