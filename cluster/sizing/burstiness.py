@@ -79,7 +79,8 @@ def burstiness(arrivals: Arrivals, seconds: float) -> float:
 
 
 def _excess_dispersion(arrivals: Arrivals, intervals: int) -> float:
-    """Of n counts that are Poisson, the index of dispersion is 1 with a variance of 2/n."""
+    """Return by how much the index of dispersion of so many intervals exceeds 1 and what chance
+    explains. Of n counts of requests that arrive one by one, it is 1 with a variance of 2/n."""
     known = len(arrivals.counts) // intervals
     if not known:
         return 0.0
