@@ -123,9 +123,8 @@ class _WaitingTenant:
         self.weight = weight
         self.number = number  # tenants in the order in which they came
         self.requests: OrderedItems[WaitingRequest] = OrderedItems()
-        self.awaiting: dict[
-            str | None, OrderedItems[WaitingRequest]
-        ] = {}  # the same, by the worker they await
+        # The same, by the worker that they await.
+        self.awaiting: dict[str | None, OrderedItems[WaitingRequest]] = {}
         self.service = 0.0  # expected weighted tokens
         self.served = 0  # number of the tenant's last removal: breaks ties
         self.position = 0  # in ``FairQueue._sampled``
