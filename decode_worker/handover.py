@@ -174,6 +174,11 @@ class Handover:
         assert self._inbound is not None
         return self._inbound.frames
 
+    @property
+    def has_asked(self) -> bool:
+        """Whether pages are reserved or waited for."""
+        return self._pages.due.is_set()
+
     def on_slot_read(self, sequence: int) -> None:
         """The engine has read frame ``sequence`` from the slot of the prefill worker."""
         if self._inbound is not None:

@@ -243,6 +243,12 @@ class DecodeRequest:
         """Number of tokens that will need pages of this worker, and have none yet."""
         return 0 if self._ended else self._unreserved
 
+    @property
+    def awaited_tokens(self) -> int:
+        """Number of ``promised_tokens`` that have been asked for."""
+        handover = self._handover
+        return 0 if handover is not None and not handover.has_asked else self.promised_tokens
+
     def _should_prefill_locally(self, request: Request, cached_tokens: int) -> bool:
         """Decide with 0 before the look-up, which a short context does not need, and after it."""
         has_worker, limit = self._candidate is not None, self._local_prefill_tokens
@@ -266,6 +272,7 @@ class DecodeRequest:
 
     def _prefill_here(self, context: ReceiverContext, request: Request) -> None:
         self._drop_sequence()  # one that was only looked up
+        self._handover = None
         self._mark("prefill_queued")
         command = m.Generate(self._new_sequence(context), request)
         context.session.send_prompt(command, self._uncached_tokens)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import TypeAlias
 
 import grpc
@@ -48,7 +48,10 @@ def load_has_changed(load: pb.Load, told: pb.Load) -> bool:
     """Return whether the load differs from the one told before by enough to change a placement."""
     requests, before = load.running + load.waiting, told.running + told.waiting
     tokens, queued = load.queued_tokens, told.queued_tokens
-    kv_tokens = abs(load.kv_tokens_free - told.kv_tokens_free)
+    kv_tokens = max(
+        abs(load.kv_tokens_free - told.kv_tokens_free),
+        abs(load.kv_tokens_unused - told.kv_tokens_unused),
+    )
     return (
         load.down != told.down
         or abs(requests - before) > _REQUESTS_SHARE * before
@@ -78,8 +81,10 @@ class DecodeService(rpc.DecodeServicer):
     @property
     def _promised_tokens(self) -> int:
         """Number of tokens that the requests here will need pages for, and have none for yet."""
-        requests = (r for link in self._links for r in link.requests.values())
-        return sum(request.promised_tokens for request in requests)
+        return sum(request.promised_tokens for request in self._requests())
+
+    def _requests(self) -> Iterator[DecodeRequest]:
+        return (request for link in self._links for request in link.requests.values())
 
     @property
     def request_count(self) -> int:
@@ -202,11 +207,14 @@ class DecodeService(rpc.DecodeServicer):
         if session is None or session.ready is None:
             return pb.Load(down=True)
         beat = session.beat
+        kv_tokens = beat.pages_free * BLOCK_TOKENS
+        awaited = sum(request.awaited_tokens for request in self._requests())
         return pb.Load(
             running=beat.running,
             waiting=max(beat.waiting, self.request_count - beat.running),
             queued_tokens=session.queued_tokens,
-            kv_tokens_free=max(0, beat.pages_free * BLOCK_TOKENS - self._promised_tokens),
+            kv_tokens_free=max(0, kv_tokens - self._promised_tokens),
+            kv_tokens_unused=max(0, kv_tokens - awaited),
             kv_tokens_total=session.ready.kv_tokens,
             step_model=beat.step_model,
             queued_prompts=session.queued_prompts,

@@ -582,6 +582,7 @@ class Load(_message.Message):
     SUBMITS_SEEN_FIELD_NUMBER: _builtins.int
     ROUTERS_FIELD_NUMBER: _builtins.int
     COMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
+    KV_TOKENS_UNUSED_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     """sequences in the decode batch"""
     waiting: _builtins.int
@@ -589,7 +590,7 @@ class Load(_message.Message):
     queued_tokens: _builtins.int
     """prompt tokens accepted, not yet computed"""
     kv_tokens_free: _builtins.int
-    """free or evictable"""
+    """free or evictable, beside all that requests here will still take"""
     kv_tokens_total: _builtins.int
     down: _builtins.bool
     """no engine serves now; requests wait for the next one"""
@@ -601,6 +602,8 @@ class Load(_message.Message):
     """that are attached to the worker"""
     computed_tokens: _builtins.int
     """of the queued prompts, beside ``queued_tokens``: already computed"""
+    kv_tokens_unused: _builtins.int
+    """free or evictable, and no request waits for them now"""
     @_builtins.property
     def step_model(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """seconds of a step: protocol/performance/step_model.py; empty: not known yet"""
@@ -624,10 +627,11 @@ class Load(_message.Message):
         submits_seen: _builtins.int | None = ...,
         routers: _builtins.int = ...,
         computed_tokens: _builtins.int = ...,
+        kv_tokens_unused: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_submits_seen", b"_submits_seen", "speculation", b"speculation", "submits_seen", b"submits_seen"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_submits_seen", b"_submits_seen", "computed_tokens", b"computed_tokens", "down", b"down", "kv_tokens_free", b"kv_tokens_free", "kv_tokens_total", b"kv_tokens_total", "queued_prompts", b"queued_prompts", "queued_tokens", b"queued_tokens", "routers", b"routers", "running", b"running", "speculation", b"speculation", "step_model", b"step_model", "submits_seen", b"submits_seen", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_submits_seen", b"_submits_seen", "computed_tokens", b"computed_tokens", "down", b"down", "kv_tokens_free", b"kv_tokens_free", "kv_tokens_total", b"kv_tokens_total", "kv_tokens_unused", b"kv_tokens_unused", "queued_prompts", b"queued_prompts", "queued_tokens", b"queued_tokens", "routers", b"routers", "running", b"running", "speculation", b"speculation", "step_model", b"step_model", "submits_seen", b"submits_seen", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__submits_seen: _TypeAlias = _typing.Literal["submits_seen"]  # noqa: Y015
     _WhichOneofArgType__submits_seen: _TypeAlias = _typing.Literal["_submits_seen", b"_submits_seen"]  # noqa: Y015

@@ -265,7 +265,8 @@ class Placer:
     def _decode_state(self, link: DecodeLink, view: PlacementView) -> DecodeState:
         record = link.record
         load = link.load()
-        free = max(0, load.kv_free - self._ledger.pending_kv.get(record.instance, 0))
+        pending = self._ledger.pending_kv.get(record.instance, 0)
+        free, unused = (max(0, tokens - pending) for tokens in (load.kv_free, load.kv_unused))
         return DecodeState(
             self._prefill_state(record, view),
             load.requests,
@@ -274,4 +275,5 @@ class Placer:
             free,
             load.kv_total,
             load.speculation,
+            unused,
         )

@@ -209,7 +209,9 @@ def decode_terms(
     # What was promised since the last report is in ``kv_free`` alone, but makes room in its turn.
     # After a burst of requests to an idle worker ``kv_used`` is near 0: the wait would be hours.
     held = worker.kv_total - worker.kv_free
-    wait = short / held * turn_s if held > 0 else 0.0
+    # Long prompts take what they were promised when they are computed. Until then it lies idle: a
+    # short one that takes it now will mostly have ended, and who waits for pages is served by age.
+    wait = short / held * turn_s if need > worker.kv_unused and held > 0 else 0.0
     if worker.rows and worker.batch >= worker.rows:
         wait = max(wait, (worker.batch + 1 - worker.rows) * turn_s / worker.rows)
     imposed = batch * (objective_cost(step / goals.tpot_s) - objective_cost(before / goals.tpot_s))

@@ -54,6 +54,7 @@ class DecodeLoad(NamedTuple):
     kv_free: int  # tokens that fit its KV pool beside those that it has promised
     kv_total: int  # 0: not reported yet
     speculation: SpeculationProfile | None = None  # None: it drafts nothing
+    kv_unused: int = 0  # tokens that no sequence holds or waits for; 0: not known
 
     @property
     def requests(self) -> int:

@@ -64,6 +64,7 @@ class DecodeState(NamedTuple):
     kv_free: int  # tokens that still fit beside all that was promised, also since the report
     kv_total: int  # 0: unknown
     speculation: SpeculationProfile | None = None  # None: it drafts nothing
+    kv_unused: int = 0  # tokens that no sequence holds or waits for yet; 0: not known
 
     @property
     def instance(self) -> str:

@@ -156,6 +156,7 @@ class DecodeLink:
             kv_free=self._load.kv_tokens_free,
             kv_total=self._load.kv_tokens_total,
             speculation=self._speculation,
+            kv_unused=self._load.kv_tokens_unused if isinstance(self._load, pb.Load) else 0,
         )
 
     def report(self, load: pb.Load | WorkerRecord) -> None:

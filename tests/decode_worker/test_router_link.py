@@ -53,6 +53,7 @@ BUSY = pb.Load(running=40, waiting=0, kv_tokens_free=5000, kv_tokens_total=10_00
         ({"running": 43}, True),
         ({"running": 37}, True),
         ({"kv_tokens_free": 4600}, True),
+        ({"kv_tokens_unused": 400}, True),
         ({"queued_tokens": 1}, True),
         ({"down": True}, True),
     ],

@@ -302,17 +302,24 @@ async def test_pages_are_promised_while_the_prompt_is_computed_and_then_reserved
     for carrier in ("local", "tcp", "grpc"):
         d._receiver.links.measured(p.instance, carrier, 1e9)
     started: list[float] = []
-    reserved: list[tuple[float, int]] = []  # when, and how many tokens were promised until then
+    # When, and how many tokens were promised and asked for until then.
+    reserved: list[tuple[float, int, int]] = []
+    asked_before: list[int] = []
     on_started, send = Handover._on_started, EngineSession.send
+
+    def awaited(load: pb.Load) -> int:
+        return d.record().kv_tokens_free - load.kv_tokens_unused
 
     def note_started(handover: Handover, cached_tokens: int) -> None:
         started.append(time.monotonic())
+        asked_before.append(awaited(d._decode._load()))
         on_started(handover, cached_tokens)
 
     def note_reserved(session: EngineSession, command: m.Command) -> None:
         if isinstance(command, m.Reserve):
-            free = d.record().kv_tokens_free - d._decode._load().kv_tokens_free
-            reserved.append((time.monotonic(), free))
+            load = d._decode._load()
+            free = d.record().kv_tokens_free - load.kv_tokens_free
+            reserved.append((time.monotonic(), free, awaited(load)))
         send(session, command)
 
     monkeypatch.setattr(Handover, "_on_started", note_started)
@@ -322,9 +329,9 @@ async def test_pages_are_promised_while_the_prompt_is_computed_and_then_reserved
         answer = await client.submit(asked)
         await answer.first.wait()
         first_s = time.monotonic() - started[0]
-        ((at, promised),) = reserved
+        ((at, promised, asked_for),) = reserved
         assert at - started[0] > first_s / 3, "pages lie idle while the prompt is computed"
-        assert promised == 900
+        assert promised == asked_for == 900 and asked_before == [0]
         async with asyncio.timeout(30):
             await answer.ended.wait()
         assert answer.tokens == oracle(asked) and answer.measured is not None

@@ -56,6 +56,11 @@ class KvReservations:
     def free_tokens(self) -> float:
         return self._tokens - self.used_tokens if self._tokens else math.inf
 
+    @property
+    def unused_tokens(self) -> float:
+        """Free tokens that no request waits for."""
+        return max(0.0, self.free_tokens - sum(r.pool_tokens for r in self._waiting))
+
     def grow(self, tokens: int) -> None:
         """Set how many tokens decoding has added to what the requests began with."""
         more = tokens - self.grown

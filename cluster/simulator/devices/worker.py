@@ -111,6 +111,11 @@ class SimulatedWorker:
         """Tokens of the KV pool that no live sequence holds."""
         return self._pool.free_tokens
 
+    @property
+    def unused_tokens(self) -> float:
+        """Tokens of the KV pool that no live sequence holds or waits for."""
+        return self._pool.unused_tokens - sum(self._pool_tokens(r) for r in self.queue)
+
     # ---- prompts ----------------------------------------------------------------------------
 
     def promise(self, request: SimulatedRequest) -> None:

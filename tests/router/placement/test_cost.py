@@ -137,6 +137,19 @@ def test_the_wait_for_pages_depends_little_on_how_many_are_only_promised() -> No
     assert waits[0] == pytest.approx(1100 / 100_000 * turn_s)
 
 
+def test_what_is_promised_to_others_is_used_until_they_need_it() -> None:
+    """Prompts of 0.1 s waited beside idle prefill workers and half-empty pools, because longer ones
+    that were being computed had been promised the rest."""
+    q, promised = query(1000), decode("d", batch=10, kv_free=0)
+    found = [
+        decode_terms(promised._replace(kv_unused=tokens), q, GOALS, 100.0)
+        for tokens in (0, 1099, 1100, 50_000)
+    ]
+    waits = [terms.wait_s for terms in found]
+    assert waits[0] == waits[1] > 0.0 == waits[2] == waits[3]
+    assert not any(terms.fits for terms in found), "another worker has promised less"
+
+
 def test_promised_tokens_evict_as_much_as_used_ones() -> None:
     q = query(1000)
     promised, used, empty = (

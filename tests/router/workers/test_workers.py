@@ -329,6 +329,15 @@ def test_a_report_does_not_cover_what_the_worker_had_not_seen(model_info: ModelI
     assert reports == [1, 0, 0]
 
 
+def test_a_record_does_not_say_what_is_unused(model_info: ModelInfo) -> None:
+    """What a worker writes to the directory does not count what it has promised."""
+    record = msgspec.structs.replace(prefill("p0", model_info), role="decode", kv_tokens_free=700)
+    link = DecodeLink(record, "", lambda: None, lambda *told: None)
+    assert (link.load().kv_free, link.load().kv_unused) == (700, 0)
+    link.report(pb.Load(kv_tokens_free=100, kv_tokens_unused=500))
+    assert (link.load().kv_free, link.load().kv_unused) == (100, 500)
+
+
 def test_a_submit_that_was_not_written_hides_no_earlier_one(model_info: ModelInfo) -> None:
     reports: list[int] = []
     record = msgspec.structs.replace(prefill("p0", model_info), role="decode")
