@@ -165,6 +165,11 @@ URGENT_TTFT_SHARE = 0.25
 objective leaves. At half of it, they have the other half for their place in the queue and for the
 steps between theirs."""
 
+LARGEST_BUDGET_SHARE = 0.95
+"""Share of the TPOT objective that a step with prompts takes at most. The rest is for what comes
+beside the steps, as the wait for the last KV, and for the error of their prediction: a short answer
+may see no other steps."""
+
 LEAST_PROMPT_SHARE = 0.25
 """Prompts get at least this share of decoding's time where decoding alone takes the whole TPOT
 objective. Otherwise sequences would leave the batch faster than new ones join it."""
@@ -179,15 +184,16 @@ def decode_step_budget_s(
     While prompts are computed, every sequence gets a token per step, so that a step is the longest
     inter-token latency, and prompts have the share 1 - alone/budget of the worker. So
 
-        budget = min(alone + max(alone, u^2 * (tpot_slo - alone)),  max(tpot_slo, 1.25 * alone))
+        budget = min(alone + max(alone, u^2 * (most - alone)),  max(most, 1.25 * alone))
         u      = min(1, prompts / (ttft_slo / 4))
+        most   = 0.95 * tpot_slo
 
     - Prompts get as long as decoding. That at most doubles both the inter-token latency and the
       time of the prompts, and their product would be larger with any other share.
     - As prompts pile up, they get more, up to all that the TPOT objective leaves. Half of the
       worker may be less than arrives, and where a step takes the same time for any batch, a late
       prompt costs throughput, too.
-    - No step is longer than the TPOT objective: it then holds for every sequence, however many
+    - Steps stay a little below the TPOT objective: it then holds for every sequence, however many
       prompts come in its lifetime. Only where decoding alone takes (nearly) as long, prompts get a
       fifth of the worker. Longer steps would meet the mean of many tokens as well, but that of a
       short answer only by chance.
@@ -197,8 +203,9 @@ def decode_step_budget_s(
     if ttft_slo_s is None or tpot_slo_s is None:
         return 2 * alone_s
     urgency = min(1.0, prompts_s / (URGENT_TTFT_SHARE * ttft_slo_s))
-    budget_s = alone_s + max(alone_s, urgency**2 * (tpot_slo_s - alone_s))
-    return min(budget_s, max(tpot_slo_s, (1 + LEAST_PROMPT_SHARE) * alone_s))
+    most_s = LARGEST_BUDGET_SHARE * tpot_slo_s
+    budget_s = alone_s + max(alone_s, urgency**2 * (most_s - alone_s))
+    return min(budget_s, max(most_s, (1 + LEAST_PROMPT_SHARE) * alone_s))
 
 
 def plan_decode_step(state: StepState) -> list[int]:

@@ -38,6 +38,7 @@ MISS_WEIGHT = 10.0
 PATH_S, LOCAL_PATH_S = 0.004, 0.001
 """Latency to P or D and back without queue and compute, before any measurement."""
 URGENT_TTFT_SHARE = 0.25
+LARGEST_BUDGET_SHARE = 0.95
 LEAST_PROMPT_SHARE = 0.25
 """Constants of ``decode_step_budget_s`` in engine/scheduling/step_policy.py, which this folder must
 not import."""
@@ -228,8 +229,9 @@ def step_budget_s(alone_s: float, prompts_s: float, goals: Objectives) -> float:
     """Return the seconds of a decode worker's step with prompts in it, as the worker decides unless
     it is configured otherwise (``decode_step_budget_s`` in engine/scheduling/step_policy.py)."""
     urgency = min(1.0, prompts_s / (URGENT_TTFT_SHARE * goals.ttft_s))
-    budget_s = alone_s + max(alone_s, urgency**2 * (goals.tpot_s - alone_s))
-    return min(budget_s, max(goals.tpot_s, (1 + LEAST_PROMPT_SHARE) * alone_s))
+    most_s = LARGEST_BUDGET_SHARE * goals.tpot_s
+    budget_s = alone_s + max(alone_s, urgency**2 * (most_s - alone_s))
+    return min(budget_s, max(most_s, (1 + LEAST_PROMPT_SHARE) * alone_s))
 
 
 def local_prefill_terms(
