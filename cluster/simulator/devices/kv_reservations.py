@@ -57,9 +57,9 @@ class KvReservations:
         return self._tokens - self.used_tokens if self._tokens else math.inf
 
     @property
-    def unused_tokens(self) -> float:
-        """Free tokens that no request waits for."""
-        return max(0.0, self.free_tokens - sum(r.pool_tokens for r in self._waiting))
+    def awaited_tokens(self) -> int:
+        """Tokens that requests wait for."""
+        return sum(request.pool_tokens for request in self._waiting)
 
     def grow(self, tokens: int) -> None:
         """Set how many tokens decoding has added to what the requests began with."""

@@ -128,9 +128,8 @@ class SimulatedRouter:
         self.ledger.report(worker.name, worker.uncomputed_tokens, worker.uncomputed_prompts)
         total, own = worker.machine.kv_tokens, self.in_decode[worker.name]
         free = max(0, total - worker.claimed_tokens)
-        unused = _whole_tokens(worker.unused_tokens, total)
         self._reports[worker.name] = DecodeLoad(
-            *(own, worker.decoding, own, free, total), kv_unused=unused
+            *(own, worker.decoding, own, free, total), kv_unused=worker.unused_tokens
         )
 
     def route(self, request: SimulatedRequest) -> RoutedWork | None:
@@ -214,7 +213,7 @@ class SimulatedRouter:
 
     def _decode_state(self, worker: SimulatedWorker, held: PromptPrefixes) -> DecodeState:
         queue_s = _queue_s(worker, self.ledger.queue(worker.name))
-        batch, used, free, unused = self._decode_load(worker)
+        batch, used, free = self._decode_load(worker)
         return DecodeState(
             self._prefill_state(worker, queue_s, held),
             batch=batch,
@@ -223,29 +222,35 @@ class SimulatedRouter:
             kv_free=free,
             kv_total=worker.machine.kv_tokens,
             speculation=worker.machine.speculation,
-            kv_unused=unused,
+            kv_unused=self._unused_kv(worker),
         )
 
     def _decode_rank(
         self, worker: SimulatedWorker, query: PlacementQuery, held: PromptPrefixes
     ) -> PreselectionRank:
         cached = held.cached.get(worker.name, 0) * CACHE_BLOCK_TOKENS
-        batch, _, free, _ = self._decode_load(worker)
+        batch, _, free = self._decode_load(worker)
         machine = worker.machine
         return decode_rank(query, cached, batch, machine.max_batch, free, machine.kv_tokens)
 
-    def _decode_load(self, worker: SimulatedWorker) -> tuple[int, int, int, int]:
-        """Return the requests in a decode worker, and the used, the free and the unused tokens of
-        its KV. What a worker has promised counts as used, and may be unused yet; only a report may
-        lack what was placed since then."""
+    def _decode_load(self, worker: SimulatedWorker) -> tuple[int, int, int]:
+        """Return the requests in a decode worker, and the used and the free tokens of its KV. What
+        a worker has promised counts as used; only a report may lack what was placed since then."""
         total, own = worker.machine.kv_tokens, self.in_decode[worker.name]
         report = self._reports.get(worker.name)
         if report is None:
             used = min(worker.claimed_tokens, total)
-            return own, used, total - used, _whole_tokens(worker.unused_tokens, total)
-        used, pending = total - report.kv_free, self.ledger.pending_kv[worker.name]
-        free, unused = (max(0, tokens - pending) for tokens in (report.kv_free, report.kv_unused))
-        return report._replace(own=own).requests, used, free, unused
+            return own, used, total - used
+        used = total - report.kv_free
+        free = max(0, report.kv_free - self.ledger.pending_kv[worker.name])
+        return report._replace(own=own).requests, used, free
+
+    def _unused_kv(self, worker: SimulatedWorker) -> int:
+        """Return the tokens of its KV that no sequence holds or waits for."""
+        report = self._reports.get(worker.name)
+        if report is None:
+            return worker.unused_tokens
+        return max(0, report.kv_unused - self.ledger.pending_kv[worker.name])
 
     def record_placement(self, request: SimulatedRequest, chosen: Placement) -> None:
         """Count an attempt in the ledger until ``release``."""
@@ -274,10 +279,6 @@ class SimulatedRouter:
         computing = request.prefill or request.decode
         assert computing is not None
         self.estimates.record_first_token(computing.name, request.predicted_s, observed_s)
-
-
-def _whole_tokens(tokens: float, most: int) -> int:
-    return int(min(max(0.0, tokens), most))
 
 
 def _best_holders(

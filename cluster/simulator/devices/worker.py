@@ -112,9 +112,10 @@ class SimulatedWorker:
         return self._pool.free_tokens
 
     @property
-    def unused_tokens(self) -> float:
-        """Tokens of the KV pool that no live sequence holds or waits for."""
-        return self._pool.unused_tokens - sum(self._pool_tokens(r) for r in self.queue)
+    def unused_tokens(self) -> int:
+        """Tokens of the KV pool that no live sequence holds or waits for; 0 of an unlimited one."""
+        awaited = self._pool.awaited_tokens + sum(self._pool_tokens(r) for r in self.queue)
+        return max(0, self.machine.kv_tokens - self.used_tokens - awaited)
 
     # ---- prompts ----------------------------------------------------------------------------
 
