@@ -13,15 +13,17 @@ process has only torch and NIXL installed, so this module imports the standard l
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
 import resource
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
+
+import psutil
 
 from cluster.local.die_with_parent import die_with_parent
 
@@ -60,21 +62,17 @@ class LinkEnd(Protocol):
 def cpu_seconds() -> float:
     """Return the CPU seconds, user and system, of this process and of its children so far."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    others = sum(_thread_seconds(pid) for pid in _descendants(os.getpid()))
-    return usage.ru_utime + usage.ru_stime + others
-
-
-def _descendants(pid: int) -> Iterator[int]:
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            yield int(child)
-            yield from _descendants(int(child))
+    children = psutil.Process().children(recursive=True)
+    return usage.ru_utime + usage.ru_stime + sum(_thread_seconds(child.pid) for child in children)
 
 
 def _thread_seconds(pid: int) -> float:
     """Return the CPU seconds of the living threads of a process."""
-    stats = Path(f"/proc/{pid}/task").glob("*/schedstat")
-    return sum(int(stat.read_text().split()[0]) for stat in stats) / 1e9
+    nanoseconds = 0
+    for stat in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+            nanoseconds += int(stat.read_text().split()[0])
+    return nanoseconds / 1e9
 
 
 class LinkChild:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import psutil
@@ -32,6 +33,7 @@ def _own_seconds() -> float:
     own = psutil.Process()
     found = 0.0
     for process in (own, *own.children(recursive=True)):
-        times = process.cpu_times()
-        found += times.user + times.system
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            times = process.cpu_times()
+            found += times.user + times.system
     return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from bench.kv_link.child import cpu_seconds
 from bench.kv_link.field import OPTIONAL, LinkField
 from bench.kv_link.media.memory import MIB
 from bench.kv_link.pairs import LinkPair, LinkRun
@@ -84,6 +87,29 @@ def test_stopped_ends_are_idle_between_runs() -> None:
     finally:
         pair.close()
     assert not sender.is_running()
+
+
+THREADS_THAT_END = """
+import threading, time
+print(flush=True)
+deadline = time.monotonic() + 20
+while time.monotonic() < deadline:
+    threads = [threading.Thread(target=int) for _ in range(20)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+"""
+
+
+def test_cpu_seconds_are_counted_while_threads_end() -> None:
+    command = [sys.executable, "-c", THREADS_THAT_END]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        before, deadline = cpu_seconds(), time.monotonic() + 1
+        while time.monotonic() < deadline:
+            last = cpu_seconds()
+        child.kill()
+    assert last > before
 
 
 @pytest.mark.e2e
