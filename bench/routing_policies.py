@@ -1,7 +1,7 @@
 """Routing policies on Mooncake's conversation trace: two prefill and two decode workers.
 
     python -m bench.routing_policies --trace conversation_trace.jsonl [--quick] [--seed N]
-        [--rounds 4] [--routers 8]
+        [--rounds 4] [--routers 8] [--paced]
 
 The trace (kvcache-ai/Mooncake, ``FAST25-release/traces/conversation_trace.jsonl``, Apache-2.0) is
 scaled to the demo model: all lengths to a sixteenth, and each prefix block of 512 tokens becomes
@@ -32,12 +32,15 @@ from statistics import mean, median
 from typing import NamedTuple
 
 from bench.lib.http_load import Arrival, LoadClient, Objective, StreamTiming
+from bench.lib.paced import Device, lateness
+from bench.lib.paced_cluster import ENGINE
 from bench.lib.report import ResultRow, finish, percentile
 from bench.lib.routing_policies import POLICIES as POLICY_FUNCTIONS
 from bench.lib.standalone import Standalone
 from cluster.workloads.traces import BLOCK_TOKENS as TRACE_BLOCK
 from cluster.workloads.traces import TraceRequest, read_trace
 from protocol.block_keys import BLOCK_TOKENS
+from protocol.performance.step_model import StepModel
 
 SCALE = TRACE_BLOCK // BLOCK_TOKENS
 CONTEXT = 4096
@@ -51,9 +54,16 @@ ROUTER_LOADS = (0.5, 0.75)
 """Eight router processes take a part of the cores that the workers compute with."""
 GOAL = Objective(1.0, 0.05)
 """About ten times the latencies of the median request on idle workers, two cores of 2.6 GHz."""
+DEVICE = StepModel(0.03, 2e-3, 2e-6, 5e-4, 5e-8)
+"""A paced engine: its steps take about four times as long as on an idle core of 2.6 GHz."""
+PACED_GOAL = Objective(2.0, 0.1)
 STREAMS = 16
 WARM = 0.25
 WORKER = ("--kv-tokens", "32768", "--max-model-len", "4096")
+PACED_WORKER = (
+    *("--worker-engine", ENGINE, "--speculation", "off"),
+    *("--peak-tflops", "0.05", "--peak-gb-per-s", "10"),  # nothing to measure at each start
+)
 
 
 def sample(trace: Sequence[TraceRequest], count: int, seed: int) -> list[TraceRequest]:
@@ -101,6 +111,7 @@ class PolicyPlan(NamedTuple):
     calibration_s: float
     seed: int
     loads: Sequence[float]
+    goal: Objective
 
 
 class PolicySegment(NamedTuple):
@@ -115,8 +126,9 @@ class PolicySegment(NamedTuple):
     ratio: float  # median of observed / predicted
 
 
-def summary(answers: Sequence[StreamTiming], seconds: float) -> PolicySegment:
+def summary(answers: Sequence[StreamTiming], plan: PolicyPlan) -> PolicySegment:
     """Summarize one segment; a request that failed or was refused has an infinite TTFT."""
+    seconds = plan.segment_s
     counted = [a for a in answers if a.at >= WARM * seconds]
     ok = [a for a in counted if a.status == 200]
     ttft = [a.ttft_s for a in counted]
@@ -124,7 +136,7 @@ def summary(answers: Sequence[StreamTiming], seconds: float) -> PolicySegment:
         percentile(ttft, 0.5),
         percentile(ttft, 0.9),
         sum(a.cached for a in ok) / max(1, sum(a.prompt for a in ok)),
-        sum(a.meets(GOAL) for a in counted) / ((1 - WARM) * seconds),
+        sum(a.meets(plan.goal) for a in counted) / ((1 - WARM) * seconds),
         1 - len(ok) / len(counted),
         median(abs(a.observed_s - a.predicted_s) / a.observed_s for a in ok),
         median(a.observed_s / a.predicted_s for a in ok),
@@ -164,7 +176,7 @@ async def measure(
             names, shift = list(urls), turn % len(urls)
             for name in names[shift:] + names[:shift]:
                 answers = await client(urls[name]).open_loop(arrivals)
-                segment = summary(answers, plan.segment_s)
+                segment = summary(answers, plan)
                 results[load, name].append(segment)
                 print(f"{load:.0%} {name}: {_line(segment)}", flush=True)
     return capacity, results
@@ -212,14 +224,28 @@ def _over(value: float, base: float) -> float | None:
     return value / base if base else None
 
 
-async def run(trace: Sequence[TraceRequest], plan: PolicyPlan, routers: int) -> None:
-    goal = ("--ttft-slo-ms", f"{1e3 * GOAL.ttft_s:g}", "--tpot-slo-ms", f"{1e3 * GOAL.tpot_s:g}")
+def policy_pool(
+    folder: Path, plan: PolicyPlan, policies: Sequence[str], *, paced: bool
+) -> Standalone:
+    """Make the workers, and a router for each of ``policies``."""
+    ttft_ms, tpot_ms = (f"{1e3 * seconds:g}" for seconds in plan.goal)
+    goal = ("--ttft-slo-ms", ttft_ms, "--tpot-slo-ms", tpot_ms)
+    return Standalone(
+        folder,
+        worker_options=(*WORKER, *PACED_WORKER) if paced else WORKER,
+        each_router=[("--routing-policy", name, *goal) for name in policies],
+        environment=Device(DEVICE[:5], str(folder)).environment() if paced else {},
+    )
+
+
+async def run(
+    trace: Sequence[TraceRequest], plan: PolicyPlan, routers: int, *, paced: bool
+) -> None:
     policies, than = [COST] * (1 + routers), COST
     if routers == 1:
         policies, than = list(POLICY_FUNCTIONS), "round-robin"
-    each = [("--routing-policy", name, *goal) for name in policies]
     with tempfile.TemporaryDirectory(prefix="baton-policies-") as folder:
-        pool = Standalone(Path(folder), worker_options=WORKER, each_router=each)
+        pool = policy_pool(Path(folder), plan, policies, paced=paced)
         try:
             await pool.start()
             urls: Urls
@@ -230,7 +256,11 @@ async def run(trace: Sequence[TraceRequest], plan: PolicyPlan, routers: int) -> 
             capacity, results = await measure(urls, trace, plan)
         finally:
             await pool.close()
-    finish("routing_policies", rows(capacity, results, than))
+        found = rows(capacity, results, than)
+        if paced:
+            late = lateness(Path(folder))
+            found.append(ResultRow("steps late", late.late_share, "of steps"))
+    finish("routing_policies", found)
 
 
 def main() -> None:
@@ -240,12 +270,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--routers", type=int, default=1)
+    parser.add_argument("--paced", action="store_true", help="engines as fast as declared devices")
     options = parser.parse_args()
     loads = LOADS if options.routers == 1 else ROUTER_LOADS
-    quick = PolicyPlan(1, 6.0, 3.0, options.seed, loads)
-    full = PolicyPlan(options.rounds, 12.0, 8.0, options.seed, loads)
+    goal = PACED_GOAL if options.paced else GOAL
+    quick = PolicyPlan(1, 6.0, 3.0, options.seed, loads, goal)
+    full = PolicyPlan(options.rounds, 12.0, 8.0, options.seed, loads, goal)
     plan = quick if options.quick else full
-    asyncio.run(run(read_trace(options.trace), plan, options.routers))
+    asyncio.run(run(read_trace(options.trace), plan, options.routers, paced=options.paced))
 
 
 if __name__ == "__main__":

@@ -12,8 +12,9 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import aiohttp
 import psutil
@@ -33,7 +34,8 @@ class Standalone:
     ``folder`` takes the logs and must have a short path. ``worker_options`` and ``router_options``
     are options of the command line, with ``--routing-policy`` of ``bench.lib.routing_policies``;
     ``each_router`` gives every router options of its own instead. ``redis`` is a server that has
-    not been started, in place of the default one.
+    not been started, in place of the default one. ``environment`` holds further variables
+    of all processes.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Standalone:
         routers: int = 1,
         redis: EmbeddedRedis | None = None,
         each_router: Sequence[Sequence[str]] = (),
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.redis = redis or EmbeddedRedis(folder)
         self._log_path = folder / "pool.log"
@@ -53,6 +56,7 @@ class Standalone:
         self._router_options = list(each_router) or [router_options] * routers
         self._env = {
             **os.environ,
+            **environment,
             "OMP_NUM_THREADS": "1",
             "BATON_TOKEN": secrets.token_hex(16),
             "BATON_SECRET": secrets.token_hex(16),
