@@ -1,4 +1,5 @@
-"""Estimates that a router learns from the requests it has served: exponentially weighted means.
+"""Estimates that a router learns from the requests it has served: exponentially weighted means, in
+which the first values weigh more.
 
 The decode worker's report of a KV transfer (``Measured`` in wire.proto) gives the bandwidth of each
 link and the KV bytes of a token. Its timeline, beside the router's own clock, divides the time to
@@ -9,7 +10,7 @@ router and workers. Ended requests give the lengths of outputs (``output_lengths
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Mapping
 
 from protocol.wire import wire_pb2 as pb
@@ -18,6 +19,8 @@ from router.placement.output_lengths import OutputLengths
 from router.placement.snapshot import LinkEstimates
 
 EWMA_WEIGHT = 0.1
+"""Of a value after the first ones, which weigh as much as each other and what was taken for granted
+before: one of several routers sees few requests on each link."""
 INITIAL_BANDWIDTH = 500e6
 """Bytes/s of a link before any measurement."""
 CORRECTION_RANGE = (0.5, 2.0)
@@ -73,6 +76,7 @@ class TtftCorrections:
     """
 
     def __init__(self) -> None:
+        self._seen: Counter[str] = Counter()  # requests of each worker
         self._of_worker: dict[str, float] = {}  # logarithms
         self._beside = {0: 0.0}  # logarithms by number of neighbours
 
@@ -86,13 +90,14 @@ class TtftCorrections:
         of_worker, beside = self._of_worker.get(instance, 0.0), self._of_neighbours(neighbours)
         error = math.log(max(MIN_RATIO, ratio)) - of_worker - beside
         error = min(MOST_SURPRISE, max(-MOST_SURPRISE, error))
-        self._of_worker[instance] = _clamped(of_worker + EWMA_WEIGHT * error)
+        weight, self._seen[instance] = _weight(self._seen[instance]), self._seen[instance] + 1
+        self._of_worker[instance] = _clamped(of_worker + weight * error)
         if neighbours:
             self._beside[neighbours] = _clamped(beside + EWMA_WEIGHT * error)
 
     def retain(self, instances: Collection[str]) -> None:
         for instance in [i for i in self._of_worker if i not in instances]:
-            del self._of_worker[instance]
+            del self._of_worker[instance], self._seen[instance]
 
     def _of_neighbours(self, count: int) -> float:
         """Return the logarithm for so many neighbours, or for the nearest number that was seen."""
@@ -114,6 +119,7 @@ class RoutingEstimates:
         self.sessions = SessionWorkers()
         self._bandwidth: dict[tuple[str, str], float] = {}
         self._path_s: dict[tuple[str, str], float] = {}
+        self._paths_seen: Counter[tuple[str, str]] = Counter()  # requests of each
         self._typical = (
             INITIAL_BANDWIDTH  # mean over all links, used for a link without measurement
         )
@@ -151,7 +157,11 @@ class RoutingEstimates:
             link = (prefill, decode)
             before = self._path_s.get(link, LOCAL_PATH_S if prefill == decode else PATH_S)
             error = math.log(max(MIN_PATH_S, seconds) / before)
-            self._path_s[link] = before * math.exp(EWMA_WEIGHT * max(-1.0, min(1.0, error)))
+            weight, self._paths_seen[link] = (
+                _weight(self._paths_seen[link]),
+                self._paths_seen[link] + 1,
+            )
+            self._path_s[link] = before * math.exp(weight * max(-1.0, min(1.0, error)))
 
     def record_first_token(
         self, instance: str, predicted_s: float, observed_s: float, neighbours: int = 0
@@ -163,10 +173,15 @@ class RoutingEstimates:
 
     def retain(self, instances: Collection[str]) -> None:
         """Drop the estimates of all workers but these."""
-        for links in (self._bandwidth, self._path_s):
+        for links in (self._bandwidth, self._path_s, self._paths_seen):
             for link in [k for k in links if not (k[0] in instances and k[1] in instances)]:
                 del links[link]
         self._corrections.retain(instances)
+
+
+def _weight(seen: int) -> float:
+    """Return the weight of the next value after so many."""
+    return max(EWMA_WEIGHT, 1.0 / (seen + 2))
 
 
 def _mean(before: float | None, new: float) -> float:

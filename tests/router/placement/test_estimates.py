@@ -99,6 +99,16 @@ def test_the_way_to_a_worker_is_learned() -> None:
     assert PATH_S < 0.02
 
 
+def test_the_first_values_weigh_more() -> None:
+    """One of eight routers sees a few requests a minute on each link."""
+    learned = RoutingEstimates()
+    for _ in range(6):
+        learned.record_path("p", "d", 0.02)
+        learned.record_first_token("p", 0.1, 0.13)
+    assert learned.network({}).path_s[("p", "d")] == pytest.approx(0.02, rel=0.3)
+    assert learned.correction("p") == pytest.approx(1.3, rel=0.05)
+
+
 def test_what_is_known_of_workers_that_left_is_dropped() -> None:
     learned = RoutingEstimates()
     for name in ("p", "q"):
