@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import sys
 
@@ -195,7 +196,8 @@ async def test_a_worker_that_stands_still_is_left(start: Start) -> None:
         await cluster.attached(1)
         request = cluster.post(prompt=[5, 6], max_tokens=100, return_token_ids=True)
         task = asyncio.create_task(request)
-        await asyncio.sleep(0.2)
+        page = cluster.app.state.router.metrics.page
+        await until(lambda: re.search(rb"\nbaton_requests_running{.*} 1.0\n", page()) is not None)
         process.send_signal(signal.SIGSTOP)
         cluster.workers.remove(stuck)
         await cluster.add(outputs())

@@ -105,9 +105,9 @@ async def test_not_one_command(cluster: Served, monkeypatch: pytest.MonkeyPatch)
 
 async def test_a_redis_that_stands_still_or_dies_holds_nobody_up(cluster: Served) -> None:
     admin = connect(cluster.redis.url)
-    await admin.execute_command("CLIENT", "PAUSE", "1500")
+    await admin.execute_command("CLIENT", "PAUSE", "3000")
     await admin.aclose()
-    assert max([await cluster.ask() for _ in range(20)]) < 0.5
+    assert max([await cluster.ask() for _ in range(20)]) < 1.5
     cluster.redis.stop()
-    assert max([await cluster.ask() for _ in range(20)]) < 0.5
+    assert max([await cluster.ask() for _ in range(20)]) < 1.5
     assert cluster.state.index.entries == len(PROMPT) // 32, "a hint that is still good"
