@@ -221,4 +221,5 @@ class DecodeService(rpc.DecodeServicer):
             computed_tokens=beat.computed_tokens,
             speculation=pb.Speculation(**asdict(beat.profile)) if beat.profile else None,
             routers=len(self._links),
+            latest_prompts=session.latest_prompts,
         )

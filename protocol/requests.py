@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
+import zlib
 from collections.abc import Iterable
 
 import msgspec
@@ -33,6 +34,13 @@ MAX_ID_CHARS = 256
 
 MAX_DEADLINE_S = 604_800.0
 """Greatest number of seconds that a peer may allow a request; a later deadline is none."""
+
+
+def request_digest(request_id: str) -> int:
+    """Return the CRC-32 of a request's id, at least 1: loads name requests by it. That two of a
+    worker's latest requests share one makes a prediction wrong, and nothing else."""
+    return zlib.crc32(request_id.encode()) or 1
+
 
 _LEAST_LEFT_S = 0.001  # of a deadline that has passed: 0 would be none
 

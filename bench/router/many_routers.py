@@ -5,11 +5,12 @@
     conversations --turns, each to any router--> PoolRouter: the product's queue, placer, ledger,
         estimates, index and links --> PooledWorker: prefill in order, decode in batches
     workers --loads when they have changed, cache events 30 ms late--> every router
+    router --prompts that it has sent, 4 ms late--> the other routers
 
-Routers tell each other nothing. Clients and workers are simulated on a virtual clock, with the same
-conversations for every number of routers. "heartbeats" are routers that hear of decode workers
-twice a second, and of prefill workers by the directory only. Goodput is requests per second that
-meet both objectives, and the hit rate is cached over prompt tokens.
+Clients and workers are simulated on a virtual clock, with the same conversations for every number
+of routers. "heartbeats" are routers that hear of decode workers twice a second, and of prefill
+workers by the directory only. Goodput is requests per second that meet both objectives, and the hit
+rate is cached over prompt tokens.
 """
 
 from __future__ import annotations
@@ -78,6 +79,8 @@ class SharedPool:
         self._routers = [
             PoolRouter(number, self._clock, self._workers) for number in range(plan.routers)
         ]
+        for router in self._routers:
+            router.others = [other for other in self._routers if other is not router]
         for place, worker in enumerate(self._workers.values()):
             share = place / len(self._workers)
             self._clock.at(RENEW_S * share, self._publish, worker)

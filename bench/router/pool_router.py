@@ -11,11 +11,11 @@ from cluster.simulator.devices.clock import SimulatedClock
 from cluster.simulator.devices.router_queue import SimulatedTimer
 from protocol.block_keys import BLOCK_TOKENS
 from protocol.registry.directory import WorkerRecord
-from protocol.requests import Request
+from protocol.requests import Request, request_digest
 from protocol.sampling_params import SamplingParams
 from protocol.wire import wire_pb2 as pb
 from router.common.errors import ApiError
-from router.fairness.dispatcher import FairDispatcher, TimerHandle
+from router.fairness.dispatcher import FairDispatcher, TimerHandle, look_spread_s
 from router.fairness.fair_queue import FairQueue
 from router.fairness.overload import OverloadMonitor
 from router.fairness.virtual_counters import VirtualCounters
@@ -24,6 +24,7 @@ from router.generation.placer import PlacedRequest, Placer
 from router.http.state import WorkerTracker
 from router.placement.admission import AdmissionLimits
 from router.placement.estimates import RoutingEstimates
+from router.placement.expected_prefixes import ExpectedPrefix
 from router.placement.ledger import PlacementTicket, QueuedPrompts, WorkLedger
 from router.placement.prefix_index import PrefixIndex
 from router.placement.snapshot import Objectives, RequestOrigin
@@ -33,6 +34,7 @@ from router.workers.pool import WorkerPool
 
 GOALS = Objectives(1.0, 0.03)
 PATH_S = 0.002  # from a router to a worker, and from one worker to another
+EXCHANGE_S = 0.004  # from a router by Redis to the others
 TENANT = Tenant("t")
 MAX_TOKENS = 1024
 
@@ -67,11 +69,18 @@ class PoolRouter:
         )
         self._placer = Placer(self._pool, self.index, self._ledger, self._estimates, GOALS)
         self._placer._rng = Random(f"router {number}")
+        self._placer.announce = self._announce
+        self.others: list[PoolRouter] = []
+        self._number = number
         queue = FairQueue(VirtualCounters(lambda: clock.now))
         monitor = OverloadMonitor(queue, GOALS.ttft_s, lambda: clock.now)
         self._dispatcher = FairDispatcher(queue, monitor, lambda: clock.now, self._call_later)
         self._ledger.on_less_work = self._dispatcher.wake
         self._ledger.on_report = self._dispatcher.look_soon
+        self._dispatcher._rng = Random(f"looks {number}")
+        self._dispatcher.spread_s = lambda: look_spread_s(
+            1 + len(self.others), len(self._pool.prefill)
+        )
         for worker in workers.values():
             if worker.role == "decode":
                 link = DecodeLink(worker.record(), "", lambda: None, self._pool._on_load)
@@ -121,11 +130,17 @@ class PoolRouter:
         except ApiError as error:
             refuse(error)
 
+    def _announce(self, prefix: ExpectedPrefix, seconds: float, digest: int) -> None:
+        at = self._clock.now + EXCHANGE_S
+        for router in self.others:
+            self._clock.at(at, router._ledger.announce, prefix.instance, digest, prefix.tokens)
+
     def _submit(self, turn: PoolTurn, placed: PlacedRequest) -> None:
         self._ids += 1
         turn.submitted = self._clock.now
-        ticket = self._placer.open_ticket(placed)
-        wire_id = str(self._ids)
+        wire_id = f"{self._number}.{self._ids}"
+        turn.digest = request_digest(wire_id)
+        ticket = self._placer.open_ticket(placed, wire_id)
         placed.link.submit(pb.Submit(request=pb.Request(id=wire_id)), _IgnoredOutputs())
         placed.link._next_message()
         self._clock.at(turn.submitted + PATH_S, self._arrive, turn, placed, ticket, wire_id)

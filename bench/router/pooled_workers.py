@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from cluster.simulator.devices.clock import SimulatedClock
+from engine.process.untaken_prompts import LATEST_PROMPTS
 from protocol.block_keys import BLOCK_TOKENS
 from protocol.performance.step_model import StepModel
 from protocol.registry.directory import ModelInfo, WorkerRecord
@@ -44,6 +45,7 @@ class PoolTurn:
         self.cached = 0  # prompt tokens that were, when it was computed
         self.arrived = self.submitted = self.first_s = self.end_s = 0.0
         self.is_refused = False
+        self.digest = 0  # of its request's id
         self.on_end: Callable[[], None] = lambda: None
 
 
@@ -61,6 +63,11 @@ class _Prompt(NamedTuple):
     chosen: Placement
     then: Callable[[], None]
 
+    @property
+    def expected_tokens(self) -> int:
+        """Return the tokens that it computes: as the router expects, until it is begun."""
+        return self.turn.tokens - (self.turn.cached or self.chosen.p.cached)
+
 
 class PooledWorker:
     """One worker of either role. ``SharedPool`` creates it."""
@@ -70,6 +77,7 @@ class PooledWorker:
         self._links, self._clock = links, links.clock
         self._blocks: OrderedDict[bytes, None] = OrderedDict()
         self._prompts: deque[_Prompt] = deque()
+        self._latest: deque[int] = deque(maxlen=LATEST_PROMPTS)
         self._is_computing = False
         self._requests = self._promised = 0  # submitted and not ended; tokens that they need
         self._waiting: deque[tuple[PoolTurn, Callable[[], None]]] = deque()  # for a row
@@ -96,6 +104,7 @@ class PooledWorker:
     def compute(self, turn: PoolTurn, chosen: Placement, then: Callable[[], None]) -> None:
         """Compute the prompt after those that are here, and call ``then``."""
         self._prompts.append(_Prompt(turn, chosen, then))
+        self._latest.append(turn.digest)
         self._links.on_load(self)
         self._next_prompt()
 
@@ -175,10 +184,11 @@ class PooledWorker:
         return pb.Load(
             running=len(self._ends),
             waiting=self._requests - len(self._ends),
-            queued_tokens=sum(prompt.turn.tokens - prompt.turn.cached for prompt in self._prompts),
+            queued_tokens=sum(prompt.expected_tokens for prompt in self._prompts),
             queued_prompts=len(self._prompts),
             kv_tokens_free=max(0, KV_TOKENS - self._promised),
             kv_tokens_total=KV_TOKENS,
+            latest_prompts=self._latest,
         )
 
     def record(self) -> WorkerRecord:

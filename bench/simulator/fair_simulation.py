@@ -193,11 +193,8 @@ class SimulatedFairRouter:
 
     def _state(self, name: str, level: float) -> PrefillState:
         queue = self.ledger.queue(name)
-        queue_s = queue.seconds(level)
-        if queue.others:
-            queue_s += queue.others_s(
-                STEP.prefill_s(0, queue.others, CHUNK), STEP.prefill_s(0, CHUNK, CHUNK)
-            )
+        others_s = STEP.prefill_s(0, queue.others, CHUNK) if queue.others else 0.0
+        queue_s = queue.seconds(level, others_s, STEP.prefill_s(0, CHUNK, CHUNK))
         correction = self.estimates.correction(name)
         return PrefillState(name, STEP, CHUNK, queue_s, correction, 0)
 

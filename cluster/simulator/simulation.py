@@ -141,6 +141,8 @@ class Simulation:
             SimulatedRouter(clock, terms, index, Random(f"{seed} choice{n or ''}"))
             for n in range(count)
         ]
+        for router in routers:
+            router.others = [other for other in routers if other is not router]
         self._load_age_s = scenario.routing.load_age_ms / 1e3
         self.lifecycle = RequestLifecycle(clock, routers, network, counter, path_s)
         starts = ColdStarts(section, Random(f"{seed} starts"))

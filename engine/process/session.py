@@ -12,7 +12,7 @@ import logging
 import signal
 import socket
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 import msgspec
@@ -27,7 +27,7 @@ from engine.process.untaken_prompts import UntakenPrompts
 from protocol.block_keys import BLOCK_TOKENS, KEY_BYTES
 from protocol.errors import EngineDied, StartupError
 from protocol.liveness import SilenceDetector
-from protocol.requests import Finish, Logprobs
+from protocol.requests import Finish, Logprobs, request_digest
 
 log = logging.getLogger("baton.engine")
 
@@ -205,7 +205,8 @@ class EngineSession:
         it that a router expects to be computed; 0: unknown, all of them."""
         tokens = len(command.request.context)
         self.send(command)
-        self._untaken.add(min(expected_tokens or tokens, tokens))
+        digest = request_digest(command.request.id)
+        self._untaken.add(min(expected_tokens or tokens, tokens), digest)
         self.on_load()
 
     @property
@@ -217,6 +218,12 @@ class EngineSession:
     def queued_prompts(self) -> int:
         """Prompts that these tokens are of."""
         return self.beat.queued_prompts + self._untaken.prompts
+
+    @property
+    def latest_prompts(self) -> Collection[int]:
+        """Digests of the prompts that were sent last: they are in the two figures above, unless
+        they are computed already."""
+        return self._untaken.latest
 
     def _flush(self) -> None:
         batch, self._outbox = self._outbox, []

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 
+LATEST_PROMPTS = 16
+"""More than a worker is sent between two reports of its load, a few hundredths of a second."""
+
 
 class UntakenPrompts:
     """Counts them until a beat says that the engine has taken them and counts them itself.
@@ -17,13 +20,16 @@ class UntakenPrompts:
         self.tokens = 0  # of the prompts, that are expected to be computed
         self._waiting: deque[int] = deque()  # tokens of each
         self._taken = 0  # by the engine, so far
+        self.latest: deque[int] = deque(maxlen=LATEST_PROMPTS)  # digests, also of taken ones
 
     @property
     def prompts(self) -> int:
         return len(self._waiting)
 
-    def add(self, tokens: int) -> None:
-        """Count a prompt that has been sent."""
+    def add(self, tokens: int, digest: int) -> None:
+        """Count a prompt that has been sent. ``digest``: of its request's id
+        (``request_digest``)."""
+        self.latest.append(digest)
         self._waiting.append(tokens)
         self.tokens += tokens
 

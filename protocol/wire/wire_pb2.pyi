@@ -583,6 +583,7 @@ class Load(_message.Message):
     ROUTERS_FIELD_NUMBER: _builtins.int
     COMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
     KV_TOKENS_UNUSED_FIELD_NUMBER: _builtins.int
+    LATEST_PROMPTS_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     """sequences in the decode batch"""
     waiting: _builtins.int
@@ -612,6 +613,10 @@ class Load(_message.Message):
     def speculation(self) -> Global___Speculation:
         """what drafts do there; unset: nothing drafts"""
 
+    @_builtins.property
+    def latest_prompts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """that the worker was sent to compute, and this load contains: ``request_digest`` of protocol/requests.py"""
+
     def __init__(
         self,
         *,
@@ -628,10 +633,11 @@ class Load(_message.Message):
         routers: _builtins.int = ...,
         computed_tokens: _builtins.int = ...,
         kv_tokens_unused: _builtins.int = ...,
+        latest_prompts: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_submits_seen", b"_submits_seen", "speculation", b"speculation", "submits_seen", b"submits_seen"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_submits_seen", b"_submits_seen", "computed_tokens", b"computed_tokens", "down", b"down", "kv_tokens_free", b"kv_tokens_free", "kv_tokens_total", b"kv_tokens_total", "kv_tokens_unused", b"kv_tokens_unused", "queued_prompts", b"queued_prompts", "queued_tokens", b"queued_tokens", "routers", b"routers", "running", b"running", "speculation", b"speculation", "step_model", b"step_model", "submits_seen", b"submits_seen", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_submits_seen", b"_submits_seen", "computed_tokens", b"computed_tokens", "down", b"down", "kv_tokens_free", b"kv_tokens_free", "kv_tokens_total", b"kv_tokens_total", "kv_tokens_unused", b"kv_tokens_unused", "latest_prompts", b"latest_prompts", "queued_prompts", b"queued_prompts", "queued_tokens", b"queued_tokens", "routers", b"routers", "running", b"running", "speculation", b"speculation", "step_model", b"step_model", "submits_seen", b"submits_seen", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__submits_seen: _TypeAlias = _typing.Literal["submits_seen"]  # noqa: Y015
     _WhichOneofArgType__submits_seen: _TypeAlias = _typing.Literal["_submits_seen", b"_submits_seen"]  # noqa: Y015

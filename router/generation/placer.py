@@ -17,7 +17,7 @@ from typing import NamedTuple
 from protocol.block_keys import BLOCK_TOKENS
 from protocol.performance.step_model import DEFAULT_CHUNK
 from protocol.registry.directory import WorkerRecord
-from protocol.requests import Request, request_to_wire
+from protocol.requests import Request, request_digest, request_to_wire
 from protocol.wire import wire_pb2 as pb
 from router.placement.choose import PlacementChoice, choose_placement
 from router.placement.cost import Placement, queued_prompts_s
@@ -76,7 +76,8 @@ class PlacedRequest(NamedTuple):
 class Placer:
     """Places the requests of one router. Created with the router, holds no state of its own.
 
-    ``announce`` is told each prompt that is sent, and the predicted seconds to its first token."""
+    ``announce`` is told each prompt that is sent, the predicted seconds to its first token, and the
+    digest of the request's id."""
 
     def __init__(
         self,
@@ -86,7 +87,7 @@ class Placer:
         estimates: RoutingEstimates,
         goals: Objectives,
     ) -> None:
-        self.announce: Callable[[ExpectedPrefix, float], None] = lambda prefix, seconds: None
+        self.announce: Callable[[ExpectedPrefix, float, int], None] = lambda *_: None
         self.estimates = estimates
         self._pool = pool
         self._index = index
@@ -126,8 +127,9 @@ class Placer:
             view.neighbours(computing),
         )
 
-    def open_ticket(self, placed: PlacedRequest) -> PlacementTicket:
+    def open_ticket(self, placed: PlacedRequest, request_id: str) -> PlacementTicket:
         """Enter the work into the ledger. The caller releases the ticket."""
+        digest = request_digest(request_id)
         chosen, query = placed.choice.chosen, placed.query
         workers = (chosen.p.instance, chosen.decode)
         self.estimates.sessions.record(placed.session, workers)
@@ -139,8 +141,9 @@ class Placer:
             priority=placed.level,
             # An engine lets a sibling wait for a prompt that it computes, not for one on its way.
             keys=() if chosen.p.fetch is not None else placed.keys,
+            digest=digest,
         )
-        self.announce(ticket.prefix, chosen.ttft_s)
+        self.announce(ticket.prefix, chosen.ttft_s, digest)
         return ticket
 
     def submit_message(self, placed: PlacedRequest, request: Request) -> pb.Submit:
@@ -253,10 +256,11 @@ class Placer:
         queue = self._ledger.queues.get(instance)
         queue_s = 0.0
         if queue is not None:
-            queue_s = queue.seconds(view.level)
+            others_s = step_s = 0.0
             if queue.others:
                 others_s = queued_prompts_s(model, queue.others, queue.other_prompts, chunk)
-                queue_s += queue.others_s(others_s, model.prefill_s(0, chunk, chunk))
+                step_s = model.prefill_s(0, chunk, chunk)
+            queue_s = queue.seconds(view.level, others_s, step_s)
         cached = view.cached.get(instance, 0) * BLOCK_TOKENS
         coming = view.coming[instance][0] * BLOCK_TOKENS if instance in view.coming else 0
         correction = self.estimates.correction(instance, view.neighbours(record))

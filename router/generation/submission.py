@@ -169,7 +169,7 @@ class Submission:
         self._queue = queue
         message = placer.submit_message(placed, request)
         message.deaths = queue.deaths.count(time.monotonic())
-        self._ticket = placer.open_ticket(placed)
+        self._ticket = placer.open_ticket(placed, request.id)
         self._open = True
         placed.link.submit(message, self)
 

@@ -173,7 +173,7 @@ async def open_router_state(
         await pool.start()
         placer = Placer(pool, index, ledger, estimates, settings.goals)
         if client is not None:
-            about = (client, settings.cluster, registration.instance, ledger.expected)
+            about = (client, settings.cluster, registration.instance, ledger)
             exchange = PrefixExchange(*about, lambda: pool.routers > 1)
             stack.push_async_callback(exchange.close)
             exchange.start()

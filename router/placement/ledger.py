@@ -8,23 +8,26 @@
     from there to the second          a transfer on the link P -> D, if the prefill is remote
     until the first token, or D's     KV tokens that D will need; in its reports D itself counts
     next report if that comes first   what its requests will need as used
+    until a report of P contains it   nothing is subtracted from the report, to get others' work
     until LINGER_S after the first    a prefix that P will have (``expected_prefixes.py``); from the
     token                             second token on D has it, too
 
 A request has one ticket for each attempt; the end of the attempt releases it. The placer reads the
-record for every decision, so that requests sent since a worker's last report count, too.
+record for every decision, so that requests sent since a worker's last report count, too: this
+router's, and those of which other routers tell it (``prefix_exchange.py``).
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, TypeVar
 
 from protocol.performance.speculation_profile import SpeculationProfile
 from protocol.registry.directory import WorkerRecord
 from protocol.wire import wire_pb2 as pb
 from router.placement.expected_prefixes import ExpectedPrefix, ExpectedPrefixes
+from router.placement.unreported_prompts import UnreportedPrompts
 
 K = TypeVar("K", str, tuple[str, str])
 
@@ -68,15 +71,17 @@ class QueuedPrompts(NamedTuple):
     tokens: int  # still to be computed
     prompts: int = 0  # 0: unknown
     computed: int = 0  # tokens of the same prompts
+    latest: Collection[int] = ()  # digests of the latest prompts that the report contains
 
     @classmethod
     def of(cls, load: pb.Load | WorkerRecord) -> QueuedPrompts:
-        return cls(load.queued_tokens, load.queued_prompts, load.computed_tokens)
+        latest = tuple(load.latest_prompts) if isinstance(load, pb.Load) else ()
+        return cls(load.queued_tokens, load.queued_prompts, load.computed_tokens, latest)
 
 
 class PromptQueue:
-    """Prompts that one worker still has to compute: this router's, and the reported ones of
-    others."""
+    """Prompts that one worker still has to compute: this router's, and those of others, which it
+    has reported or other routers have announced."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -86,18 +91,39 @@ class PromptQueue:
         self._since = 0.0  # estimated start of the prompt in progress
         self._seen: deque[tuple[int, int]] = deque(maxlen=REPORT_WINDOW)  # own tokens, prompts
         self.tokens = 0  # of this router
-        self.others = 0  # tokens of other routers
-        self.other_prompts = 0  # that these are of, at least 1 where there are any
+        self._unreported = UnreportedPrompts(clock)  # of this router
+        self._announced = UnreportedPrompts(clock)  # by other routers
+        self._reported = 0  # tokens of other routers
+        self._reported_prompts = 0  # that these are of, at least 1 where there are any
         self._counted_at = 0.0  # when they were, about
 
-    def add(self, tokens: int, seconds: float, priority: float) -> None:
+    @property
+    def others(self) -> int:
+        """Return the tokens of other routers that are still to be computed."""
+        return self._reported + self._announced.totals()[0]
+
+    @property
+    def other_prompts(self) -> int:
+        """Return the prompts that ``others`` are of."""
+        return self._reported_prompts + self._announced.totals()[1]
+
+    def announce(self, digest: int, tokens: int) -> None:
+        """Count a prompt that another router has sent, until a report contains it."""
+        if not self.others:
+            self._counted_at = self._clock()
+        self._announced.add(digest, tokens)
+
+    def add(self, tokens: int, seconds: float, priority: float, digest: int = 0) -> None:
         if not self.requests:
             self._since = self._clock()
+        if digest:
+            self._unreported.add(digest, tokens)
         self.requests += 1
         self.tokens += tokens
         self._seconds[priority] = self._seconds.get(priority, 0.0) + seconds
 
-    def remove(self, tokens: int, seconds: float, priority: float) -> None:
+    def remove(self, tokens: int, seconds: float, priority: float, digest: int = 0) -> None:
+        self._unreported.drop(digest)
         self.requests -= 1
         self.tokens -= tokens
         self._seconds[priority] -= seconds
@@ -105,18 +131,27 @@ class PromptQueue:
         if not self.requests:
             self._seconds.clear()  # sums of floats leave a remainder
 
-    def report(self, tokens: int, prompts: int = 0, computed: int = 0) -> None:
+    def report(
+        self, tokens: int, prompts: int = 0, computed: int = 0, latest: Collection[int] = ()
+    ) -> None:
         """Record the worker's report of ``QueuedPrompts`` over all routers. This router knows the
         uncached tokens of its own prompts, but not how many of them are computed. So these are
         taken from the tokens of all prompts, computed ones included, and what remains is taken to
-        be computed as far as the whole is."""
-        self._seen.append((self.tokens, self.requests))
+        be computed as far as the whole is. ``latest``: of ``QueuedPrompts``."""
+        self._announced.record_report(latest)
+        self._unreported.record_report(latest)
+        unreported, unreported_prompts = self._unreported.totals()
+        self._seen.append((self.tokens - unreported, self.requests - unreported_prompts))
         whole, now = tokens + computed, self._clock()
         others = max(0, whole - max(own for own, _ in self._seen)) * tokens // max(1, whole)
-        if others != self.others or now - self._counted_at >= COUNT_S:
-            self.others, self._counted_at = others, now
+        if others != self._reported or now - self._counted_at >= COUNT_S:
+            self._reported, self._counted_at = others, now
         own_prompts = max(own for _, own in self._seen)
-        self.other_prompts = max(1, prompts - own_prompts) if others else 0
+        self._reported_prompts = max(1, prompts - own_prompts) if others else 0
+
+    def forget_others(self) -> None:
+        self._reported = self._reported_prompts = 0
+        self._announced.clear()
 
     def beside(self, prefix: ExpectedPrefix | None) -> QueuedPrompts:
         """Return the prompts of all routers, less the one that computes ``prefix``."""
@@ -128,25 +163,25 @@ class PromptQueue:
             return QueuedPrompts(tokens - known, prompts - min(1, self.other_prompts))
         return QueuedPrompts(tokens - prefix.tokens, prompts - 1)
 
-    def others_s(self, seconds: float, step_s: float) -> float:
-        """Return what is left of the other routers' tokens, which took ``seconds`` when they were
-        reported. The worker has been computing since then, for a step of ``step_s`` at most: it
-        reports the tokens that are left after each step."""
-        return max(0.0, seconds - min(step_s, self._clock() - self._counted_at))
+    def seconds(self, priority: float, others_s: float = 0.0, step_s: float = 0.0) -> float:
+        """Return the predicted seconds of work ahead of a request of this priority. ``others_s``:
+        what ``others`` takes by itself.
 
-    def seconds(self, priority: float) -> float:
-        """Return the predicted seconds of own work ahead of a request of this priority. The prompt
-        in progress counts as done in proportion to its time; one that takes longer, as almost
-        done."""
-        if not self.requests:
-            return 0.0
+        The worker computes one prompt at a time. If all are this router's, the one in progress
+        counts as done in proportion to its time, and as almost done if it takes longer. Else what
+        is done since the others were counted is taken from them: a step of ``step_s`` at most,
+        because the worker reports the tokens that are left after each step.
+        """
         ahead = everything = 0.0
         for level, seconds in self._seconds.items():
             everything += seconds
             if level <= priority:
                 ahead += seconds
-        under_way = min(everything / self.requests, self._clock() - self._since)
-        return max(0.0, ahead - under_way)
+        if self.others:
+            return ahead + max(0.0, others_s - min(step_s, self._clock() - self._counted_at))
+        if not self.requests:
+            return 0.0
+        return max(0.0, ahead - min(everything / self.requests, self._clock() - self._since))
 
 
 class WorkLedger:
@@ -165,23 +200,37 @@ class WorkLedger:
         self.expected = ExpectedPrefixes(clock)
 
     def report(
-        self, instance: str, tokens: int, prompts: int = 0, computed: int = 0, *, unseen: int = 0
+        self,
+        instance: str,
+        tokens: int,
+        prompts: int = 0,
+        computed: int = 0,
+        latest: Collection[int] = (),
+        *,
+        unseen: int = 0,
     ) -> None:
         """Record a worker's report of its ``QueuedPrompts``. ``unseen``: latest attempts at this
         decode worker that the report does not contain."""
         queue = self.queue(instance)
         queue.gone = False
-        queue.report(tokens, prompts, computed)
+        queue.report(tokens, prompts, computed, latest)
         tickets = list(self._unreported.get(instance, ()))
         for ticket in tickets[: max(0, len(tickets) - unseen)]:
             self._drop_unreported(ticket, instance, ticket.kv_tokens)
         self.on_report()
 
+    def announce(self, instance: str, digest: int, tokens: int) -> None:
+        """Record that another router has sent a worker a prompt with ``tokens`` to compute. One
+        that has never reported is unknown here, and no placement looks at it."""
+        queue = self.queues.get(instance)
+        if queue is not None and not queue.gone:
+            queue.announce(digest, tokens)
+
     def forget(self, instance: str) -> None:
         """Drop the report of a worker that has left; open tickets still release their own part."""
         if instance in self.queues:
             self.queues[instance].gone = True
-            self.queues[instance].others = 0
+            self.queues[instance].forget_others()
             self._drop_if_gone(instance)
 
     @property
@@ -220,11 +269,13 @@ class WorkLedger:
         kv_tokens: int,
         priority: float,
         keys: Sequence[bytes] = (),
+        digest: int = 0,
     ) -> PlacementTicket:
         """Record an attempt: ``tokens`` to compute in predicted ``seconds`` at P (None: at D), and
         ``kv_tokens`` to store at D. ``keys``: block keys of the prompt, which later requests may
-        share. The caller releases the ticket."""
-        queued = (tokens, seconds, priority)
+        share. ``digest``: of its id, by which the worker will report it; 0: it will not. The caller
+        releases the ticket."""
+        queued = (tokens, seconds, priority, digest)
         return PlacementTicket(self, prefill, decode, queued, kv_tokens, keys)
 
 
@@ -236,7 +287,7 @@ class PlacementTicket:
         ledger: WorkLedger,
         prefill: str | None,
         decode: str,
-        queued: tuple[int, float, float],  # tokens, seconds and priority in the queue
+        queued: tuple[int, float, float, int],  # tokens, seconds, priority in the queue, digest
         kv_tokens: int,
         keys: Sequence[bytes],
     ) -> None:
@@ -265,7 +316,7 @@ class PlacementTicket:
                 self._phase = "receiving"
         elif self._phase == "receiving":
             self._leave_link()
-            tokens, _, level = self._queued
+            tokens, _, level, _ = self._queued
             expected.on_computed(expected.add(self._decode, self._keys, tokens, level))
             self._phase = "decoding"
 

@@ -1,10 +1,13 @@
 """Tells the other routers which prompts this one has sent to which workers, and listens to them.
 
     ledger --announce--> pending --one exchange at a time--> XADD baton:{cluster}:expected
-    XREAD of the same stream ----------------------------> ``ExpectedPrefixes`` of each other router
+    XREAD of the same stream ----------------------------> ``WorkLedger`` of each other router
 
-A prefix that a worker computes is in no cache event yet. Without this, siblings that come to other
-routers meanwhile are computed again: with eight routers under load, an eighth of all hits
+Workers report their queues every few hundredths of a second at most. Without this, routers that
+choose a worker meanwhile do not know of each other's prompts: with eight of them under load, they
+found queues of 90 ms where they had seen 7 ms (``bench/router/many_routers.py``).
+A prefix that a worker computes is in no cache event yet. Siblings that come to other routers
+meanwhile would be computed again: with eight routers under load, an eighth of all hits
 (docs/benchmarks.md). An entry holds the keys of the blocks that are computed, and how long that may
 take. It is a hint: if one is lost, a prefix is computed twice; if one is wrong, a prediction is
 wrong; and nothing is remembered longer than MOST_S.
@@ -25,12 +28,8 @@ from redis.exceptions import RedisError
 from protocol.block_keys import BLOCK_TOKENS, KEY_BYTES
 from protocol.kv_events import FIELD, split_keys
 from protocol.registry.untrusted import decode_untrusted
-from router.placement.expected_prefixes import (
-    LINGER_S,
-    SAMPLE_BLOCKS,
-    ExpectedPrefix,
-    ExpectedPrefixes,
-)
+from router.placement.expected_prefixes import LINGER_S, SAMPLE_BLOCKS, ExpectedPrefix
+from router.placement.ledger import WorkLedger
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +59,7 @@ class SentPrompt(msgspec.Struct, array_like=True, frozen=True):
     level: float
     seconds: Annotated[float, msgspec.Meta(ge=0, le=MOST_S)]
     keys: Annotated[bytes, msgspec.Meta(max_length=MOST_KEYS * KEY_BYTES)]
+    digest: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)] = 0  # 0: of a router that sends none
 
     @property
     def is_valid(self) -> bool:
@@ -81,13 +81,13 @@ class PrefixExchange:
         client: redis.Redis,
         cluster: str,
         router: str,
-        expected: ExpectedPrefixes,
+        ledger: WorkLedger,
         others: Callable[[], bool],
     ) -> None:
         self._redis = client
         self._stream = f"baton:{cluster}:expected"
         self._router = router
-        self._expected = expected
+        self._ledger = ledger
         self._others = others
         self._pending: list[bytes] = []
         self._wake = asyncio.Event()
@@ -107,16 +107,18 @@ class PrefixExchange:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
 
-    def announce(self, prefix: ExpectedPrefix, seconds: float) -> None:
+    def announce(self, prefix: ExpectedPrefix, seconds: float, digest: int) -> None:
         """Tell the others of a prompt that will be computed in about ``seconds``."""
-        if not prefix.sampled or len(self._pending) >= ENTRIES or not self._others():
+        if len(self._pending) >= ENTRIES or not self._others():
             return
         cached = len(prefix.keys) - 1 - prefix.tokens // BLOCK_TOKENS
         first = max(0, cached) // SAMPLE_BLOCKS * SAMPLE_BLOCKS
-        keys = b"".join(prefix.keys[first : first + MOST_KEYS])
+        # Nothing leads to a prompt whose prefix is on its way already.
+        keys = b"".join(prefix.keys[first : first + MOST_KEYS]) if prefix.sampled else b""
         left_s = min(FACTOR * seconds + LINGER_S, MOST_S)
         sent = SentPrompt(
-            self._router, prefix.instance, first, prefix.tokens, prefix.level, left_s, keys
+            *(self._router, prefix.instance, first, prefix.tokens, prefix.level, left_s, keys),
+            digest,
         )
         self._pending.append(msgspec.msgpack.encode(sent))
         self._wake.set()
@@ -156,7 +158,9 @@ class PrefixExchange:
             for sent in self._decoded(entries):
                 keys = split_keys(sent.keys)
                 about = (sent.tokens, sent.level, sent.first, sent.seconds)
-                self._expected.add_of_other(sent.instance, keys, *about)
+                self._ledger.expected.add_of_other(sent.instance, keys, *about)
+                if sent.digest:
+                    self._ledger.announce(sent.instance, sent.digest, sent.tokens)
 
     def _decoded(self, entries: list[tuple[bytes, dict[bytes, bytes]]]) -> Iterator[SentPrompt]:
         """Yield what other routers have sent; what is in Redis may be garbage."""

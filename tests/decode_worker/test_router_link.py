@@ -75,6 +75,7 @@ async def test_loads_are_pushed_soon_and_not_too_often() -> None:
         beat=EngineBeat(0, 0, 0, 100),
         queued_tokens=0,
         queued_prompts=0,
+        latest_prompts=[3, 5],
     )
     engine: Any = SimpleNamespace(current=session)
     service = DecodeService(engine, cast("KVReceiver", None), "d")
@@ -83,7 +84,8 @@ async def test_loads_are_pushed_soon_and_not_too_often() -> None:
     told = []
     async with asyncio.timeout(5):
         messages = link.messages(service._load)
-        await anext(messages)  # the first heartbeat
+        first = await anext(messages)  # a heartbeat
+        assert list(first.load.latest_prompts) == [3, 5]
         began = asyncio.get_running_loop().time()
         for running in range(1, 7):
             session.beat = EngineBeat(running, 0, 0, 100)

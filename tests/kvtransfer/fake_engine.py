@@ -72,6 +72,7 @@ class FakeEngine:
         self.ready: m.EngineReady | None = READY
         self.beat = m.EngineBeat(0, 0, 0, 0)
         self.queued_tokens = self.queued_prompts = 0
+        self.latest_prompts = ()
         self.alive = True
         self.process = FakeProcess()
         self.inbound = self.arena.shape.inbound_slots()

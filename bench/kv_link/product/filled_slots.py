@@ -60,6 +60,7 @@ class FilledSlots:
         self.ready = ready
         self.beat = m.EngineBeat(0, 0, 0, 0)
         self.queued_tokens = self.queued_prompts = 0
+        self.latest_prompts = ()
         self.alive = True
         self.process = _Process()
         self.inbound = self.arena.shape.inbound_slots()

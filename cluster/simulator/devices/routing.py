@@ -64,12 +64,11 @@ class RoutablePool:
 
 def _queue_s(worker: SimulatedWorker, queue: PromptQueue) -> float:
     """Return the predicted seconds of the queue, in which other routers have prompts, too."""
-    seconds = queue.seconds(PRIORITY)
-    if queue.others:
-        chunk = worker.machine.chunk
-        others_s = queued_prompts_s(worker.model, queue.others, queue.other_prompts, chunk)
-        seconds += queue.others_s(others_s, worker.model.prefill_s(0, chunk, chunk))
-    return seconds
+    if not queue.others:
+        return queue.seconds(PRIORITY)
+    chunk = worker.machine.chunk
+    others_s = queued_prompts_s(worker.model, queue.others, queue.other_prompts, chunk)
+    return queue.seconds(PRIORITY, others_s, worker.model.prefill_s(0, chunk, chunk))
 
 
 class PromptPrefixes(NamedTuple):
@@ -102,6 +101,7 @@ class SimulatedRouter:
         self.estimates = RoutingEstimates()
         self.compares_all_workers = False
         self.ledger = WorkLedger(lambda: clock.now)
+        self.others: Sequence[SimulatedRouter] = ()  # that it tells what it has sent
         self.in_decode: Counter[str] = Counter()  # requests placed on each decode worker
         self.prefill = RoutablePool([], self.ledger)
         self.decode = RoutablePool([], self.ledger)
@@ -258,15 +258,18 @@ class SimulatedRouter:
         request.decode.promise(request)
         self.in_decode[request.decode.name] += 1
         request.predicted_s = chosen.ttft_s / chosen.p.correction
+        tokens = request.context - chosen.p.cached
         request.ticket = self.ledger.open(
             None if request.prefill is None else request.prefill.name,
             request.decode.name,
-            tokens=request.context - chosen.p.cached,
+            tokens=tokens,
             seconds=chosen.p.prefill_s,
             kv_tokens=int(request.context + self._expected_output) - chosen.d.cached,
             priority=PRIORITY,
             keys=request.blocks if chosen.p.fetch is None else (),
         )
+        for other in self.others:  # until a report, which has what was sent before
+            other.ledger.announce(chosen.p.instance, 1 + request.number, tokens)
 
     def release(self, request: SimulatedRequest) -> None:
         """Forget an attempt that has ended."""

@@ -37,6 +37,7 @@ class _Engine:
             beat=m.EngineBeat(0, 0, 0, 0),
             queued_tokens=0,
             queued_prompts=0,
+            latest_prompts=(),
             alive=True,
             attach=self.listeners.__setitem__,
             detach=lambda handle: self.listeners.pop(handle, None),

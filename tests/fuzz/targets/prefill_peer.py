@@ -45,6 +45,7 @@ class _Session:
         self.ready = READY
         self.beat = m.EngineBeat(0, 0, 0, 0)
         self.queued_tokens = self.queued_prompts = 0
+        self.latest_prompts = ()
         self.alive = True
         self.listeners: dict[int, Any] = {}
         self.arena = SimpleNamespace(

@@ -78,7 +78,7 @@ def _submission(queue: TokenQueue, *, emitted: int = 0) -> Submission:
     placer: Any = SimpleNamespace(
         estimates=None,
         submit_message=lambda placed, request: pb.Submit(),
-        open_ticket=lambda placed: None,
+        open_ticket=lambda placed, request_id: None,
     )
     placed: Any = SimpleNamespace(link=SimpleNamespace(submit=lambda message, sink: None))
     sampling = SamplingParams(logprobs=2, prompt_logprobs=2)

@@ -87,7 +87,7 @@ class SiblingPool:
 
     def _submit(self, placed: PlacedRequest, older_s: float) -> None:
         self.placed.append(placed)
-        self.tickets.append(self.placer.open_ticket(placed))
+        self.tickets.append(self.placer.open_ticket(placed, f"r{len(self.tickets)}"))
 
     @property
     def computing(self) -> list[str]:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from router.placement.ledger import REPORT_WINDOW, PlacementTicket, PromptQueue, WorkLedger
+from router.placement.unreported_prompts import UNREPORTED_S
 
 WORKERS = st.sampled_from(["a", "b", "c"])
 
@@ -180,13 +181,15 @@ def test_a_queue_of_others_that_does_not_move_stays() -> None:
     for _ in range(10):
         queue.report(10_000)
         clock.now += 0.5
-    assert queue.others_s(2.0, 1.0) == pytest.approx(1.5), "computed since the last report, at most"
-    assert queue.others_s(2.0, 0.1) == pytest.approx(1.9), "a step, after which it would report"
+    assert queue.seconds(0, 2.0, 1.0) == pytest.approx(1.5), (
+        "computed since the last report, at most"
+    )
+    assert queue.seconds(0, 2.0, 0.1) == pytest.approx(1.9), "a step, after which it would report"
     queue.report(10_000)
     for _ in range(4):
         clock.now += 0.1
         queue.report(10_000)
-    assert queue.others_s(2.0, 1.0) == pytest.approx(1.6), "the same count again"
+    assert queue.seconds(0, 2.0, 1.0) == pytest.approx(1.6), "the same count again"
 
 
 def test_what_is_computed_of_an_own_prompt_hides_nothing_of_others() -> None:
@@ -226,3 +229,73 @@ def test_kv_of_attempts_that_a_report_does_not_contain_stays_promised() -> None:
     assert ledger.pending_kv["d"] == 100
     ledger.report("d", 0)
     assert not ledger.pending_kv and not ledger._unreported
+
+
+def test_an_announced_prompt_counts_until_it_is_reported() -> None:
+    clock = Clock()
+    ledger = WorkLedger(clock)
+    ledger.announce("p", 1, 500)
+    assert not ledger.queues, "a worker that is not known"
+    ledger.report("p", 0)
+    queue = ledger.queue("p")
+    for digest in (1, 2):
+        ledger.announce("p", digest, 500)
+    assert (queue.others, queue.other_prompts) == (1000, 2)
+    assert queue.seconds(0, 2.0, 1.0) == pytest.approx(2.0)
+    clock.now += 0.1
+    assert queue.seconds(0, 2.0, 1.0) == pytest.approx(1.9), "the worker has begun with the first"
+    ledger.report("p", 450, 1, 50, latest=[1])
+    assert (queue.others, queue.other_prompts) == (450 + 500, 2)
+    ledger.report("p", 900, 2, latest=[1, 2])
+    assert (queue.others, queue.other_prompts) == (900, 2)
+    ledger.announce("p", 2, 500)
+    assert queue.others == 900, "it comes after the report that contains it"
+    ledger.announce("p", 3, 500)
+    ledger.forget("p")
+    assert not ledger.queues
+
+
+def test_an_announced_prompt_that_does_not_come_is_forgotten() -> None:
+    clock = Clock()
+    ledger = WorkLedger(clock)
+    ledger.report("p", 0)
+    ledger.announce("p", 1, 500)
+    clock.now += UNREPORTED_S - 0.01
+    ledger.announce("p", 2, 50)
+    assert ledger.queue("p").others == 550
+    clock.now += 0.02
+    assert ledger.queue("p").others == 50
+
+
+def test_a_worker_that_names_no_prompts_has_all_of_them() -> None:
+    ledger = WorkLedger(Clock())
+    ledger.report("p", 0)
+    ledger.announce("p", 1, 500)
+    ledger.report("p", 500, 1)
+    assert (ledger.queue("p").others, ledger.queue("p").other_prompts) == (500, 1)
+
+
+def test_own_work_that_a_report_does_not_contain_hides_nothing_of_others() -> None:
+    ledger = WorkLedger(Clock())
+    about = {"seconds": 1.0, "kv_tokens": 0, "priority": 0.0}
+    for digest in (1, 2):
+        ledger.open("p", "d", tokens=1000, digest=digest, **about)  # type: ignore[arg-type]
+    queue = ledger.queue("p")
+    ledger.report("p", 1700, 2, latest=[1])  # one of these two, and one of another router
+    assert (queue.others, queue.other_prompts) == (700, 1)
+    assert queue.tokens == 2000
+    for _ in range(REPORT_WINDOW):
+        ledger.report("p", 2700, 3, latest=[1, 2])
+    assert (queue.others, queue.other_prompts) == (700, 1)
+
+
+def test_what_is_computed_is_taken_from_the_queue_once() -> None:
+    """One prompt is in progress, be it this router's or another one's."""
+    clock = Clock()
+    queue = PromptQueue(clock)
+    queue.add(10, 1.0, 0)
+    queue.report(20, 2)
+    clock.now += 0.25
+    assert queue.seconds(0, 1.0, 0.5) == pytest.approx(1.75)
+    clock.now += 60
+    assert queue.seconds(0, 1.0, 0.5) == pytest.approx(1.5), "it would have reported after a step"

@@ -15,7 +15,7 @@ from cluster.local.redis_server import EmbeddedRedis
 from protocol.block_keys import BLOCK_TOKENS, block_keys
 from protocol.kv_events import FIELD
 from protocol.registry.redis_client import connect
-from router.placement.ledger import WorkLedger
+from router.placement.ledger import QueuedPrompts, WorkLedger
 from router.placement.prefix_exchange import PrefixExchange, SentPrompt
 
 KEYS = block_keys(b"r" * 16, [7] * 40 * BLOCK_TOKENS)
@@ -27,16 +27,14 @@ class ExchangingRouter:
     def __init__(self, client: Any, name: str, clock: Callable[[], float]) -> None:
         self.has_others = True
         self.ledger = WorkLedger(clock)
-        self.exchange = PrefixExchange(
-            client, "test", name, self.ledger.expected, lambda: self.has_others
-        )
+        self.exchange = PrefixExchange(client, "test", name, self.ledger, lambda: self.has_others)
         self.exchange.start()
 
-    def send(self, uncached: int, keys: list[bytes] = KEYS) -> None:
+    def send(self, uncached: int, keys: list[bytes] = KEYS, digest: int = 7) -> None:
         tokens = uncached * BLOCK_TOKENS
         about = {"tokens": tokens, "seconds": 1.0, "kv_tokens": 0, "priority": 0.0}
-        ticket = self.ledger.open("p0", "d0", **about, keys=keys)  # type: ignore[arg-type]
-        self.exchange.announce(ticket.prefix, 1.0)
+        ticket = self.ledger.open("p0", "d0", **about, keys=keys, digest=digest)  # type: ignore[arg-type]
+        self.exchange.announce(ticket.prefix, 1.0, digest)
 
     @property
     def known(self) -> dict[str, int]:
@@ -101,17 +99,32 @@ async def test_it_is_forgotten_after_a_while(setting: ExchangeSetting) -> None:
     assert len(setting.two.ledger.expected) == 0
 
 
-async def test_nothing_is_sent_without_other_routers_or_new_prefixes(
-    setting: ExchangeSetting,
-) -> None:
+async def test_nothing_is_sent_without_other_routers(setting: ExchangeSetting) -> None:
     setting.one.has_others = False
     setting.one.send(40)
-    setting.one.has_others = True
-    setting.one.send(40, [])  # a fetched prefix
-    setting.one.send(40)  # on its way to the same worker already
     await asyncio.sleep(0.3)
     assert setting.two.known == {}
     assert not await setting.client.exists("baton:test:expected")
+
+
+async def test_prompts_count_in_the_queue_of_other_routers(setting: ExchangeSetting) -> None:
+    """Also those with no prefix to share, until the worker reports them."""
+    setting.two.ledger.report("p0", 0)
+    queue = setting.two.ledger.queue("p0")
+    setting.one.send(40, digest=1)
+    setting.one.send(10, [], digest=2)  # a fetched prefix
+    setting.one.send(5, digest=3)  # on its way to the same worker already
+    await until(lambda: queue.other_prompts == 3)
+    assert queue.others == 55 * BLOCK_TOKENS
+    assert setting.two.known == {"p0": 40}
+    setting.two.ledger.report("p0", 50 * BLOCK_TOKENS, 2, latest=(1, 2))
+    assert (queue.others, queue.other_prompts) == (55 * BLOCK_TOKENS, 3)
+    setting.two.ledger.report("p0", 0, latest=(1, 2, 3))
+    assert (queue.others, queue.other_prompts) == (0, 0)
+    setting.one.send(40, digest=0)  # of a router that does not say which
+    await asyncio.sleep(0.1)
+    assert queue.others == 0
+    assert "p1" not in setting.two.ledger.queues
 
 
 async def test_garbage_is_skipped(setting: ExchangeSetting) -> None:
@@ -148,9 +161,9 @@ async def test_a_hint_takes_nothing_from_own_work(setting: ExchangeSetting) -> N
     ((_, hint),) = setting.two.ledger.expected.match(KEYS).values()
     setting.two.send(30, block_keys(b"n" * 16, [7] * 1000))
     queue = setting.two.ledger.queue("p0")
-    assert queue.beside(hint) == (30 * BLOCK_TOKENS, 1, 0)
+    assert queue.beside(hint) == QueuedPrompts(30 * BLOCK_TOKENS, 1)
     queue.report(70 * BLOCK_TOKENS, 2)  # the worker's report has both
-    assert queue.beside(hint) == (30 * BLOCK_TOKENS, 1, 0)
+    assert queue.beside(hint) == QueuedPrompts(30 * BLOCK_TOKENS, 1)
 
 
 async def test_redis_may_fail(setting: ExchangeSetting, caplog: pytest.LogCaptureFixture) -> None:
