@@ -2,6 +2,7 @@
 
     python -m bench.pools [--study azure|day|mooncake] [--traces FOLDER] [--gpus 64] [--quick]
     python -m bench.pools --trace FILE [--copies 10] [--ttft-ms 4000]
+    python -m bench.pools ... --splits 45+11,46+10
 
 Each study plays one workload at a rate that needs about ``--gpus`` at its peak, or copies of any
 other trace:
@@ -19,6 +20,9 @@ objectives. Searches end a simulation as soon as too many requests have missed t
 an H200 that serves Llama-3-70B with fp8 weights and bf16 arithmetic; its coefficients are
 constants, so that the figures of two versions of Baton can be compared.
 
+``--splits`` tries these fixed splits, the smallest first, in place of the search, which takes hours
+where a simulation takes minutes.
+
 ``--quick`` plays a part of each workload on fewer GPUs: about 5 minutes of one core, and 5 more for
 the oracle.
 """
@@ -27,8 +31,10 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -196,15 +202,18 @@ class StudyOutcome(NamedTuple):
     """The autoscaled run, the best fixed split and the oracle of one study."""
 
     result: SimulationResult
-    fixed: PoolSplit
+    fixed: PoolSplit | None  # None: no split that was tried attains as much
     fixed_hours: float
     fixed_refused: int
     oracle_hours: float
     seconds: float
 
 
-def run(study: Study, tuning: dict[str, Any], *, known: bool) -> StudyOutcome:
-    """Run one study; ``known`` includes the oracle, which knows the future."""
+def run(
+    study: Study, tuning: dict[str, Any], splits: Sequence[PoolSplit], *, known: bool
+) -> StudyOutcome:
+    """Run one study; ``known`` includes the oracle, which knows the future. ``splits``: to try in
+    place of the search, if there are any."""
     began = time.perf_counter()
     trial = SplitTrial(parse_scenario({**study.scenario, "name": study.name}))
     begin = needed(trial, 0.0, WINDOW_S, START_S)
@@ -216,14 +225,34 @@ def run(study: Study, tuning: dict[str, Any], *, known: bool) -> StudyOutcome:
     trial.share = of.both_met
     windows = [needed(trial, at, at + WINDOW_S) for at in starts(trial.ends)]
     guess = PoolSplit(max(w.prefill for w in windows), max(w.decode for w in windows))
-    fixed = least(trial.attains, guess, print_progress)
-    pools = {"prefill": fixed.prefill, "decode": fixed.decode}
-    whole = simulate(parse_scenario({**study.scenario, "name": study.name, "pools": pools})).result
-    refused = whole.refused
-    print_progress(f"fixed: {fixed}, {fixed.total * hours:.1f} GPU-hours, refused {refused}")
+    fixed = first_of(trial, splits) if splits else least(trial.attains, guess, print_progress)
+    refused = 0
+    if fixed is not None:
+        pools = {"prefill": fixed.prefill, "decode": fixed.decode}
+        whole = parse_scenario({**study.scenario, "name": study.name, "pools": pools})
+        refused = simulate(whole).result.refused
+        print_progress(f"fixed: {fixed}, {fixed.total * hours:.1f} GPU-hours, refused {refused}")
     best = oracle(trial, windows, WINDOW_S, print_progress) if known else math.nan
-    seconds = time.perf_counter() - began
-    return StudyOutcome(of, fixed, fixed.total * hours, refused, best, seconds)
+    fixed_hours = math.nan if fixed is None else fixed.total * hours
+    return StudyOutcome(of, fixed, fixed_hours, refused, best, time.perf_counter() - began)
+
+
+def first_of(trial: SplitTrial, splits: Sequence[PoolSplit]) -> PoolSplit | None:
+    """Return the smallest of the splits that attains the trial's share."""
+    for split in sorted(splits, key=lambda split: split.total):
+        attained = trial.attains(split)
+        print_progress(f"  {split}: {'yes' if attained else 'no'}")
+        if attained:
+            return split
+    return None
+
+
+def parse_splits(text: str) -> list[PoolSplit]:
+    """Parse ``P+D,P+D``. Raises ArgumentTypeError."""
+    found = [re.fullmatch(r"(\d+)\+(\d+)", part) for part in text.split(",")]
+    if not all(found):
+        raise argparse.ArgumentTypeError(f"expected P+D,P+D,... and not {text!r}")
+    return [PoolSplit(int(each[1]), int(each[2])) for each in found if each]
 
 
 def starts(ends: float) -> list[float]:
@@ -250,13 +279,16 @@ def rows(study: Study, of: StudyOutcome) -> list[ResultRow]:
     found = [
         ResultRow(f"{study.name}: attainment", of.result.both_met, "share"),
         ResultRow(f"{study.name}: refused by autoscaled pools", refused, "share"),
-        ResultRow(f"{study.name}: refused by the fixed split", fixed_refused, "share"),
         ResultRow(f"{study.name}: autoscaled", used, "GPU-hours"),
-        ResultRow(
-            f"{study.name}: fixed {of.fixed}", of.fixed_hours, "GPU-hours", "autoscaled",
-            of.fixed_hours / used,
-        ),
-    ]  # fmt: skip
+    ]
+    if of.fixed is not None:
+        ratio = of.fixed_hours / used
+        found += [
+            ResultRow(f"{study.name}: refused by the fixed split", fixed_refused, "share"),
+            ResultRow(
+                f"{study.name}: fixed {of.fixed}", of.fixed_hours, "GPU-hours", "autoscaled", ratio
+            ),
+        ]
     if not math.isnan(of.oracle_hours):
         ratio = of.oracle_hours / used
         found.append(
@@ -275,6 +307,7 @@ def main() -> None:
     parser.add_argument("--ttft-ms", type=float, default=4000.0, help="objective, with --trace")
     parser.add_argument("--quick", action="store_true", help="small")
     parser.add_argument("--no-oracle", action="store_true", help="which takes longest")
+    parser.add_argument("--splits", type=parse_splits, default=[], help="P+D,P+D,...")
     parser.add_argument("--tuning", default="{}", help="JSON: keys of the section autoscaler")
     args = parser.parse_args()
     names = list(STUDIES) if args.study == "all" else [args.study]
@@ -286,7 +319,8 @@ def main() -> None:
     else:
         studies = [STUDIES[name](args.traces, args.gpus) for name in names]
     for study in studies:
-        outcome = run(study, msgspec.json.decode(args.tuning), known=not args.no_oracle)
+        tuning = msgspec.json.decode(args.tuning)
+        outcome = run(study, tuning, args.splits, known=not args.no_oracle)
         print_progress(f"{study.name}: {outcome.seconds:.0f} s")
         found += rows(study, outcome)
     finish("pools", found)

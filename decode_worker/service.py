@@ -37,6 +37,7 @@ ROUTERS_TOLD = 4
 that costs 1% of the goodput if cores are free (``bench/router/many_routers.py``)."""
 
 _REQUESTS_SHARE, _KV_SHARE = 0.05, 0.03  # changes that are pushed, as in engine/process/meter.py
+_NEW_PROMPTS = 4  # are pushed, too: routers count them twice until a load names them
 
 
 def push_interval_s(routers: int) -> float:
@@ -52,8 +53,10 @@ def load_has_changed(load: pb.Load, told: pb.Load) -> bool:
         abs(load.kv_tokens_free - told.kv_tokens_free),
         abs(load.kv_tokens_unused - told.kv_tokens_unused),
     )
+    new_prompts = set(load.latest_prompts).difference(told.latest_prompts)
     return (
         load.down != told.down
+        or len(new_prompts) >= _NEW_PROMPTS
         or abs(requests - before) > _REQUESTS_SHARE * before
         or abs(tokens - queued) > _REQUESTS_SHARE * queued
         or kv_tokens > _KV_SHARE * load.kv_tokens_total
@@ -222,4 +225,5 @@ class DecodeService(rpc.DecodeServicer):
             speculation=pb.Speculation(**asdict(beat.profile)) if beat.profile else None,
             routers=len(self._links),
             latest_prompts=session.latest_prompts,
+            names_prompts=True,
         )

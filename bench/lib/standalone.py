@@ -69,6 +69,11 @@ class Standalone:
         self._mending: asyncio.Task[None] | None = None
 
     @property
+    def token(self) -> str:
+        """Return the token of the cluster, with which routers and workers call each other."""
+        return self._env["BATON_TOKEN"]
+
+    @property
     def urls(self) -> list[str]:
         return [f"http://127.0.0.1:{port}" for port in self._ports]
 

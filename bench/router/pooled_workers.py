@@ -189,6 +189,7 @@ class PooledWorker:
             kv_tokens_free=max(0, KV_TOKENS - self._promised),
             kv_tokens_total=KV_TOKENS,
             latest_prompts=self._latest,
+            names_prompts=True,
         )
 
     def record(self) -> WorkerRecord:

@@ -1,11 +1,12 @@
-"""Prompts that the front has sent to an engine which has not taken them yet."""
+"""The prompts that an engine has not taken yet, and the latest that the front has sent."""
 
 from __future__ import annotations
 
 from collections import deque
 
-LATEST_PROMPTS = 16
-"""More than a worker is sent between two reports of its load, a few hundredths of a second."""
+LATEST_PROMPTS = 32
+"""More than a worker is sent between two reports of its load, which are a few hundredths of a
+second apart if many prompts come."""
 
 
 class UntakenPrompts:

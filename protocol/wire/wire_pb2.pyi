@@ -584,6 +584,7 @@ class Load(_message.Message):
     COMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
     KV_TOKENS_UNUSED_FIELD_NUMBER: _builtins.int
     LATEST_PROMPTS_FIELD_NUMBER: _builtins.int
+    NAMES_PROMPTS_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     """sequences in the decode batch"""
     waiting: _builtins.int
@@ -605,6 +606,8 @@ class Load(_message.Message):
     """of the queued prompts, beside ``queued_tokens``: already computed"""
     kv_tokens_unused: _builtins.int
     """free or evictable, and no request waits for them now"""
+    names_prompts: _builtins.bool
+    """``latest_prompts`` is set, if there were any"""
     @_builtins.property
     def step_model(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """seconds of a step: protocol/performance/step_model.py; empty: not known yet"""
@@ -615,7 +618,9 @@ class Load(_message.Message):
 
     @_builtins.property
     def latest_prompts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """that the worker was sent to compute, and this load contains: ``request_digest`` of protocol/requests.py"""
+        """``request_digest`` (protocol/requests.py) of the latest prompts that came to be computed: these,
+        and all that came before, are in this load, unless they are computed already.
+        """
 
     def __init__(
         self,
@@ -634,10 +639,11 @@ class Load(_message.Message):
         computed_tokens: _builtins.int = ...,
         kv_tokens_unused: _builtins.int = ...,
         latest_prompts: _abc.Iterable[_builtins.int] | None = ...,
+        names_prompts: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_submits_seen", b"_submits_seen", "speculation", b"speculation", "submits_seen", b"submits_seen"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_submits_seen", b"_submits_seen", "computed_tokens", b"computed_tokens", "down", b"down", "kv_tokens_free", b"kv_tokens_free", "kv_tokens_total", b"kv_tokens_total", "kv_tokens_unused", b"kv_tokens_unused", "latest_prompts", b"latest_prompts", "queued_prompts", b"queued_prompts", "queued_tokens", b"queued_tokens", "routers", b"routers", "running", b"running", "speculation", b"speculation", "step_model", b"step_model", "submits_seen", b"submits_seen", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_submits_seen", b"_submits_seen", "computed_tokens", b"computed_tokens", "down", b"down", "kv_tokens_free", b"kv_tokens_free", "kv_tokens_total", b"kv_tokens_total", "kv_tokens_unused", b"kv_tokens_unused", "latest_prompts", b"latest_prompts", "names_prompts", b"names_prompts", "queued_prompts", b"queued_prompts", "queued_tokens", b"queued_tokens", "routers", b"routers", "running", b"running", "speculation", b"speculation", "step_model", b"step_model", "submits_seen", b"submits_seen", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__submits_seen: _TypeAlias = _typing.Literal["submits_seen"]  # noqa: Y015
     _WhichOneofArgType__submits_seen: _TypeAlias = _typing.Literal["_submits_seen", b"_submits_seen"]  # noqa: Y015

@@ -8,7 +8,8 @@
     from there to the second          a transfer on the link P -> D, if the prefill is remote
     until the first token, or D's     KV tokens that D will need; in its reports D itself counts
     next report if that comes first   what its requests will need as used
-    until a report of P contains it   nothing is subtracted from the report, to get others' work
+    until a report of P names it      not subtracted from P's reports, of which the rest is the work
+    (at most UNREPORTED_S)            of others; prompts of other routers count beside the reports
     until LINGER_S after the first    a prefix that P will have (``expected_prefixes.py``); from the
     token                             second token on D has it, too
 
@@ -39,6 +40,9 @@ REPORT_WINDOW = 3
 """Own work is subtracted from a worker's report at its maximum over this many reports: a report may
 be older than what has since been answered, and own work must not look like that of other
 routers."""
+
+MOST_NAMED = 64
+"""Prompts that a load may name; it is untrusted."""
 
 COUNT_S = 0.5
 """A worker counts its queue so often at least (``BEAT_S`` in engine/ipc/messages.py). An equal
@@ -71,11 +75,13 @@ class QueuedPrompts(NamedTuple):
     tokens: int  # still to be computed
     prompts: int = 0  # 0: unknown
     computed: int = 0  # tokens of the same prompts
-    latest: Collection[int] = ()  # digests of the latest prompts that the report contains
+    latest: Collection[int] | None = None  # digests of the latest ones that this counts; None: all
 
     @classmethod
     def of(cls, load: pb.Load | WorkerRecord) -> QueuedPrompts:
-        latest = tuple(load.latest_prompts) if isinstance(load, pb.Load) else ()
+        latest = None
+        if isinstance(load, pb.Load) and load.names_prompts:
+            latest = tuple(load.latest_prompts[-MOST_NAMED:])
         return cls(load.queued_tokens, load.queued_prompts, load.computed_tokens, latest)
 
 
@@ -91,8 +97,8 @@ class PromptQueue:
         self._since = 0.0  # estimated start of the prompt in progress
         self._seen: deque[tuple[int, int]] = deque(maxlen=REPORT_WINDOW)  # own tokens, prompts
         self.tokens = 0  # of this router
-        self._unreported = UnreportedPrompts(clock)  # of this router
-        self._announced = UnreportedPrompts(clock)  # by other routers
+        self._own_on_the_way = UnreportedPrompts(clock)
+        self._announced = UnreportedPrompts(clock)  # on their way from other routers
         self._reported = 0  # tokens of other routers
         self._reported_prompts = 0  # that these are of, at least 1 where there are any
         self._counted_at = 0.0  # when they were, about
@@ -117,13 +123,13 @@ class PromptQueue:
         if not self.requests:
             self._since = self._clock()
         if digest:
-            self._unreported.add(digest, tokens)
+            self._own_on_the_way.add(digest, tokens)
         self.requests += 1
         self.tokens += tokens
         self._seconds[priority] = self._seconds.get(priority, 0.0) + seconds
 
     def remove(self, tokens: int, seconds: float, priority: float, digest: int = 0) -> None:
-        self._unreported.drop(digest)
+        self._own_on_the_way.drop(digest)
         self.requests -= 1
         self.tokens -= tokens
         self._seconds[priority] -= seconds
@@ -132,16 +138,20 @@ class PromptQueue:
             self._seconds.clear()  # sums of floats leave a remainder
 
     def report(
-        self, tokens: int, prompts: int = 0, computed: int = 0, latest: Collection[int] = ()
+        self,
+        tokens: int,
+        prompts: int = 0,
+        computed: int = 0,
+        latest: Collection[int] | None = None,
     ) -> None:
         """Record the worker's report of ``QueuedPrompts`` over all routers. This router knows the
         uncached tokens of its own prompts, but not how many of them are computed. So these are
         taken from the tokens of all prompts, computed ones included, and what remains is taken to
         be computed as far as the whole is. ``latest``: of ``QueuedPrompts``."""
         self._announced.record_report(latest)
-        self._unreported.record_report(latest)
-        unreported, unreported_prompts = self._unreported.totals()
-        self._seen.append((self.tokens - unreported, self.requests - unreported_prompts))
+        self._own_on_the_way.record_report(latest)
+        coming, coming_prompts = self._own_on_the_way.totals()
+        self._seen.append((self.tokens - coming, self.requests - coming_prompts))
         whole, now = tokens + computed, self._clock()
         others = max(0, whole - max(own for own, _ in self._seen)) * tokens // max(1, whole)
         if others != self._reported or now - self._counted_at >= COUNT_S:
@@ -167,21 +177,20 @@ class PromptQueue:
         """Return the predicted seconds of work ahead of a request of this priority. ``others_s``:
         what ``others`` takes by itself.
 
-        The worker computes one prompt at a time. If all are this router's, the one in progress
-        counts as done in proportion to its time, and as almost done if it takes longer. Else what
-        is done since the others were counted is taken from them: a step of ``step_s`` at most,
-        because the worker reports the tokens that are left after each step.
+        The worker computes one prompt at a time, and is taken to have done the larger of two
+        amounts: an own prompt in proportion to its time, all but its end if it takes longer; and
+        what is done since the others were counted, a step of ``step_s`` at most, because the worker
+        reports the tokens that are left after each step.
         """
         ahead = everything = 0.0
         for level, seconds in self._seconds.items():
             everything += seconds
             if level <= priority:
                 ahead += seconds
-        if self.others:
-            return ahead + max(0.0, others_s - min(step_s, self._clock() - self._counted_at))
-        if not self.requests:
-            return 0.0
-        return max(0.0, ahead - min(everything / self.requests, self._clock() - self._since))
+        done_s = min(step_s, others_s, self._clock() - self._counted_at)
+        if self.requests:
+            done_s = max(done_s, min(everything / self.requests, self._clock() - self._since))
+        return max(0.0, ahead + others_s - done_s)
 
 
 class WorkLedger:
@@ -205,7 +214,7 @@ class WorkLedger:
         tokens: int,
         prompts: int = 0,
         computed: int = 0,
-        latest: Collection[int] = (),
+        latest: Collection[int] | None = None,
         *,
         unseen: int = 0,
     ) -> None:

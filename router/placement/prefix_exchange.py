@@ -40,6 +40,7 @@ ENTRIES = 64  # in one XREAD, and prompts that wait to be sent; more are not ann
 STREAM_ENTRIES = 256  # that Redis keeps
 EXPIRE_MS = 30_000  # the stream outlives its last entry by this
 MOST_KEYS = 4096  # of one prompt: 128k tokens
+MOST_TOKENS = 1 << 21  # of one prompt, more than any context
 MOST_S = 30.0
 FACTOR = 2.0
 """Times the predicted seconds until a prompt is computed, for which it is remembered."""
@@ -55,7 +56,7 @@ class SentPrompt(msgspec.Struct, array_like=True, frozen=True):
     router: _Name
     instance: _Name
     first: _Count
-    tokens: _Count  # that the worker has to compute
+    tokens: Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]  # that the worker has to compute
     level: float
     seconds: Annotated[float, msgspec.Meta(ge=0, le=MOST_S)]
     keys: Annotated[bytes, msgspec.Meta(max_length=MOST_KEYS * KEY_BYTES)]
@@ -130,9 +131,11 @@ class PrefixExchange:
                 await work()
                 failed = False
             except Exception as error:  # the next exchange may work
+                # What is old by then counts in the loads of workers.
+                self._pending, self._last = [], "$"
                 if not failed:
                     known = isinstance(error, (RedisError, OSError, TimeoutError))
-                    told = "prefixes on their way cannot be exchanged: %r"
+                    told = "what routers have sent cannot be exchanged: %r"
                     log.warning(told, error, exc_info=not known)
                 failed = True
                 await asyncio.sleep(PAUSE_S)

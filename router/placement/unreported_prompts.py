@@ -9,7 +9,7 @@ UNREPORTED_S = 0.5
 """A prompt that no report has named after this time is in the reports, or will never come: workers
 report at least so often (``HEARTBEAT_S`` in decode_worker/router_link.py)."""
 
-MOST = 1024
+MOST_REMEMBERED = 1024
 """Prompts of one worker that are remembered; further ones count when they are reported."""
 
 
@@ -26,7 +26,11 @@ class UnreportedPrompts:
 
     def add(self, digest: int, tokens: int) -> None:
         """Remember a prompt, unless the last report contains it."""
-        if digest in self._reported or digest in self._prompts or len(self._prompts) >= MOST:
+        if (
+            digest in self._reported
+            or digest in self._prompts
+            or len(self._prompts) >= MOST_REMEMBERED
+        ):
             return
         self._prompts[digest] = self._clock() + UNREPORTED_S, tokens
         self._tokens += tokens
@@ -35,10 +39,11 @@ class UnreportedPrompts:
         _, tokens = self._prompts.pop(digest, (0.0, 0))
         self._tokens -= tokens
 
-    def record_report(self, latest: Collection[int]) -> None:
-        """Forget the prompts that a report contains: all of them, if it names none."""
-        if not latest:
+    def record_report(self, latest: Collection[int] | None) -> None:
+        """Forget the prompts that a report contains; None: all of them, as it names none."""
+        if latest is None:
             self.clear()
+            return
         self._reported = latest
         for digest in latest:
             self.drop(digest)

@@ -55,16 +55,17 @@ BUSY = pb.Load(running=40, waiting=0, kv_tokens_free=5000, kv_tokens_total=10_00
         ({"kv_tokens_free": 4600}, True),
         ({"kv_tokens_unused": 400}, True),
         ({"queued_tokens": 1}, True),
+        ({"latest_prompts": [1, 2, 3]}, False),
+        ({"latest_prompts": [1, 2, 3, 4]}, True),
         ({"down": True}, True),
     ],
 )
 def test_only_a_load_that_could_change_a_placement_is_pushed(
-    changes: dict[str, int], is_told: bool
+    changes: dict[str, Any], is_told: bool
 ) -> None:
     load = pb.Load()
     load.CopyFrom(BUSY)
-    for name, value in changes.items():
-        setattr(load, name, value)
+    load.MergeFrom(pb.Load(**changes))
     assert load_has_changed(load, BUSY) == is_told
 
 

@@ -18,6 +18,9 @@ from redis.exceptions import RedisError
 
 from bench.lib.oracle import EXACT
 from bench.lib.standalone import Standalone
+from protocol.requests import request_digest
+from router.placement.ledger import QueuedPrompts
+from router.workers.decode_link import DecodeLink
 from tests.e2e.asking import (
     Asker,
     Sent,
@@ -114,6 +117,35 @@ async def test_who_shares_a_salt_shares_blocks(askers: dict[str, Asker]) -> None
     assert cached(await askers["sk-a2"].ask(tokens, 1, cache_salt="s")) == 320
     assert cached(await askers["sk-a2"].ask(tokens, 1)) == 0
     assert cached(await askers["sk-u"].ask(tokens, 1, cache_salt="s")) == 0
+
+
+async def test_loads_name_the_prompts_that_a_worker_has_got(pool: Standalone, asker: Asker) -> None:
+    """By the digest of the id that the router has sent, at the worker that computes the prompt."""
+    named: dict[str, set[int]] = {}
+
+    def on_load(instance: str, queued: QueuedPrompts, unseen: int) -> None:
+        named.setdefault(instance, set()).update(queued.latest or ())
+
+    token = pool.token
+    links = [DecodeLink(r, token, lambda: None, on_load) for r in await pool.records()]
+    for link in links:
+        link.start()
+    try:
+        computed_by = {}
+        for number in range(6):
+            answer = await asker.ask(prompt(90 + number, 20 if number % 2 else 700), number % 2)
+            chosen = answer["baton"]["attempts"][0]["chosen"]
+            computed_by[request_digest(f"{answer['id']}.1")] = chosen["prefill"] or chosen["decode"]
+        async with asyncio.timeout(5):
+            while any(digest not in named.get(who, ()) for digest, who in computed_by.items()):
+                await asyncio.sleep(0.05)
+    finally:
+        for link in links:
+            await link.close()
+    assert {r.role for r in await pool.records() if r.instance in computed_by.values()} == {
+        "prefill",
+        "decode",
+    }
 
 
 # ---- why it went there ----------------------------------------------------------------------

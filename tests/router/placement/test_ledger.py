@@ -8,7 +8,15 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from router.placement.ledger import REPORT_WINDOW, PlacementTicket, PromptQueue, WorkLedger
+from protocol.wire import wire_pb2 as pb
+from router.placement.ledger import (
+    MOST_NAMED,
+    REPORT_WINDOW,
+    PlacementTicket,
+    PromptQueue,
+    QueuedPrompts,
+    WorkLedger,
+)
 from router.placement.unreported_prompts import UNREPORTED_S
 
 WORKERS = st.sampled_from(["a", "b", "c"])
@@ -271,6 +279,8 @@ def test_a_worker_that_names_no_prompts_has_all_of_them() -> None:
     ledger = WorkLedger(Clock())
     ledger.report("p", 0)
     ledger.announce("p", 1, 500)
+    ledger.report("p", 0, latest=[])
+    assert ledger.queue("p").others == 500, "it names them, and has had none"
     ledger.report("p", 500, 1)
     assert (ledger.queue("p").others, ledger.queue("p").other_prompts) == (500, 1)
 
@@ -298,4 +308,22 @@ def test_what_is_computed_is_taken_from_the_queue_once() -> None:
     clock.now += 0.25
     assert queue.seconds(0, 1.0, 0.5) == pytest.approx(1.75)
     clock.now += 60
-    assert queue.seconds(0, 1.0, 0.5) == pytest.approx(1.5), "it would have reported after a step"
+    assert queue.seconds(0, 1.0, 0.5) == pytest.approx(1.0), "the own one is almost done"
+
+
+def test_a_few_tokens_of_others_do_not_hide_how_far_an_own_prompt_is() -> None:
+    clock = Clock()
+    ledger = WorkLedger(clock)
+    ledger.open("p", "d", tokens=32_000, seconds=2.0, kv_tokens=0, priority=0, digest=1)
+    ledger.report("p", 32_000, 1, latest=[1])
+    clock.now += 1.9
+    ledger.announce("p", 2, 16)
+    assert ledger.queue("p").seconds(0, 0.001, 0.1) == pytest.approx(0.101)
+
+
+def test_of_a_load_that_names_many_prompts_the_last_are_taken() -> None:
+    load = pb.Load(queued_tokens=5, latest_prompts=range(1, 10_000), names_prompts=True)
+    named = QueuedPrompts.of(load).latest
+    assert named is not None and list(named) == list(range(10_000 - MOST_NAMED, 10_000))
+    assert QueuedPrompts.of(pb.Load(names_prompts=True)).latest == ()
+    assert QueuedPrompts.of(pb.Load(queued_tokens=5)).latest is None

@@ -171,8 +171,12 @@ async def test_redis_may_fail(setting: ExchangeSetting, caplog: pytest.LogCaptur
     await setting.client.set("baton:test:expected", "no stream")
     setting.one.send(40)
     await until(lambda: "cannot be exchanged" in caplog.text)
+    await asyncio.sleep(0.4)  # both have read, too
     await setting.client.delete("baton:test:expected")
-    await asyncio.sleep(1.2)  # the pause after an error
+    stale = msgspec.msgpack.encode(SentPrompt("three", "p9", 0, 40, 0.0, 9.0, b"".join(KEYS), 1))
+    await setting.send_raw(stale)  # in their pauses after an error
+    await asyncio.sleep(1.2)
     setting.one.send(40, block_keys(b"n" * 16, [7] * 320))
     setting.two.send(40)
     await until(lambda: setting.one.known == {"p0": 40} and len(setting.two.ledger.expected) > 5)
+    assert "p9" not in setting.two.known
