@@ -14,7 +14,7 @@ MOST_REMEMBERED = 1024
 
 
 class UnreportedPrompts:
-    """Sent to one worker. A report names the latest prompts that it contains by their digests
+    """Prompts sent to one worker. A report names the latest ones that it contains by their digests
     (``request_digest``)."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
