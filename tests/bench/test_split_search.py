@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 from pathlib import Path
+from typing import cast
 
-from bench.pools import MACHINES
+import pytest
+
+from bench.pools import MACHINES, first_of, parse_splits
 from bench.simulator.split_search import PoolSplit, SplitTrial, allowed_misses, cache_prompts
 from cluster.simulator.devices.cache import CACHE_BLOCK_TOKENS, SimulatedCache
 from cluster.simulator.devices.request import SimulatedRequest
@@ -89,3 +93,25 @@ def test_windows_share_the_misses_that_more_workers_would_avoid() -> None:
     assert allowed_misses(0.9, [0, 10, 2], [100, 100, 200]) == [7, 17, 16]
     assert allowed_misses(0.9, [0, 45, 0], [100, 100, 200]) == [0, 45, 0]
     assert allowed_misses(0.99, [0, 0, 0], [50, 50, 50]) == [0, 1, 0]
+
+
+class FixedTrial:
+    """Pools of at least five workers attain."""
+
+    def __init__(self) -> None:
+        self.tried = list[PoolSplit]()
+
+    def attains(self, split: PoolSplit) -> bool:
+        self.tried.append(split)
+        return split.total >= 5
+
+
+def test_given_splits_are_tried_from_the_smallest_on() -> None:
+    trial = FixedTrial()
+    splits = parse_splits("9+1,2+2,3+2")
+    assert first_of(cast("SplitTrial", trial), splits) == PoolSplit(3, 2)
+    assert trial.tried == [PoolSplit(2, 2), PoolSplit(3, 2)]
+    assert first_of(cast("SplitTrial", trial), parse_splits("2+2")) is None
+    for text in ("", "3", "3+", "3+2,", "3P+2D"):
+        with pytest.raises(argparse.ArgumentTypeError, match="expected P"):
+            parse_splits(text)
