@@ -187,7 +187,9 @@ class PromptQueue:
             everything += seconds
             if level <= priority:
                 ahead += seconds
-        done_s = min(step_s, others_s, self._clock() - self._counted_at)
+        done_s = 0.0
+        if others_s:
+            done_s = min(step_s, others_s, self._clock() - self._counted_at)
         if self.requests:
             done_s = max(done_s, min(everything / self.requests, self._clock() - self._since))
         return max(0.0, ahead + others_s - done_s)
