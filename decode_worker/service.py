@@ -37,7 +37,7 @@ ROUTERS_TOLD = 4
 that costs 1% of the goodput if cores are free (``bench/router/many_routers.py``)."""
 
 _REQUESTS_SHARE, _KV_SHARE = 0.05, 0.03  # changes that are pushed, as in engine/process/meter.py
-_NEW_PROMPTS = 4  # are pushed, too: routers count them twice until a load names them
+_NEW_PROMPTS = 4  # are pushed, too: until a load names them, routers count them beside the last one
 
 
 def push_interval_s(routers: int) -> float:

@@ -13,17 +13,15 @@ process has only torch and NIXL installed, so this module imports the standard l
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
 import os
 import resource
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
-
-import psutil
 
 from cluster.local.die_with_parent import die_with_parent
 
@@ -62,17 +60,29 @@ class LinkEnd(Protocol):
 def cpu_seconds() -> float:
     """Return the CPU seconds, user and system, of this process and of its children so far."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    children = psutil.Process().children(recursive=True)
-    return usage.ru_utime + usage.ru_stime + sum(_thread_seconds(child.pid) for child in children)
+    others = sum(_thread_seconds(pid) for pid in _descendants(os.getpid()))
+    return usage.ru_utime + usage.ru_stime + others
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in _numbers(children):
+            yield child
+            yield from _descendants(child)
 
 
 def _thread_seconds(pid: int) -> float:
     """Return the CPU seconds of the living threads of a process."""
-    nanoseconds = 0
-    for stat in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
-            nanoseconds += int(stat.read_text().split()[0])
-    return nanoseconds / 1e9
+    stats = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(sum(_numbers(stat)[:1]) for stat in stats) / 1e9
+
+
+def _numbers(path: Path) -> list[int]:
+    """Return the numbers in a file of a thread, none if the thread has ended."""
+    try:
+        return [int(number) for number in path.read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
 
 
 class LinkChild:

@@ -12,11 +12,14 @@ from __future__ import annotations
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Mapping
+from typing import TypeVar
 
 from protocol.wire import wire_pb2 as pb
 from router.placement.cost import LOCAL_PATH_S, PATH_S
 from router.placement.output_lengths import OutputLengths
 from router.placement.snapshot import LinkEstimates
+
+K = TypeVar("K", str, tuple[str, str])
 
 EWMA_WEIGHT = 0.1
 """Of a value after the first ones, which weigh as much as each other and what was taken for granted
@@ -90,7 +93,7 @@ class TtftCorrections:
         of_worker, beside = self._of_worker.get(instance, 0.0), self._of_neighbours(neighbours)
         error = math.log(max(MIN_RATIO, ratio)) - of_worker - beside
         error = min(MOST_SURPRISE, max(-MOST_SURPRISE, error))
-        weight, self._seen[instance] = _weight(self._seen[instance]), self._seen[instance] + 1
+        weight = _next_weight(self._seen, instance)
         self._of_worker[instance] = _clamped(of_worker + weight * error)
         if neighbours:
             self._beside[neighbours] = _clamped(beside + EWMA_WEIGHT * error)
@@ -157,10 +160,7 @@ class RoutingEstimates:
             link = (prefill, decode)
             before = self._path_s.get(link, LOCAL_PATH_S if prefill == decode else PATH_S)
             error = math.log(max(MIN_PATH_S, seconds) / before)
-            weight, self._paths_seen[link] = (
-                _weight(self._paths_seen[link]),
-                self._paths_seen[link] + 1,
-            )
+            weight = _next_weight(self._paths_seen, link)
             self._path_s[link] = before * math.exp(weight * max(-1.0, min(1.0, error)))
 
     def record_first_token(
@@ -179,9 +179,10 @@ class RoutingEstimates:
         self._corrections.retain(instances)
 
 
-def _weight(seen: int) -> float:
-    """Return the weight of the next value after so many."""
-    return max(EWMA_WEIGHT, 1.0 / (seen + 2))
+def _next_weight(seen: Counter[K], key: K) -> float:
+    """Count one more value of ``key``, and return its weight."""
+    seen[key] += 1
+    return max(EWMA_WEIGHT, 1.0 / (seen[key] + 1))
 
 
 def _mean(before: float | None, new: float) -> float:

@@ -6,6 +6,7 @@
 Workers report their queues every few hundredths of a second at most. Without this, routers that
 choose a worker meanwhile do not know of each other's prompts: with eight of them under load, a
 tenth of the first tokens takes half as long again (``bench/router/many_routers.py``).
+
 A prefix that a worker computes is in no cache event yet. Siblings that come to other routers
 meanwhile would be computed again: with eight routers under load, an eighth of all hits
 (docs/benchmarks.md). An entry holds the keys of the blocks that are computed, and how long that may
