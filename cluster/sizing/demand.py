@@ -127,7 +127,7 @@ def decode_demand(
     sequences that decode are replaced by those of the mix only in part, and they need room. Queued
     prompts count as arrivals only: in simulations, room for all of them made larger pools and met
     the objectives no more often than as large a fixed pool (``bench.pools``)."""
-    limits = decode_batch_limits(resident, goals)
+    limits = decode_batch_limits(resident, goals, balanced=True)
     batch, tokens_s = limits.size, mix.rate * resident.output
     now = _present_load(mix, goals, resident)
     lasts_s = resident.output * resident.tpot_s(batch)
@@ -166,7 +166,7 @@ def _present_load(mix: RequestMix, goals: SloTargets, resident: ResidentSequence
         return 0.0
     if mix.resident_kv > 0:
         resident = resident._replace(kv_tokens=mix.resident_kv / mix.residents, early=0.0)
-    return mix.residents / decode_batch_limits(resident, goals).size
+    return mix.residents / decode_batch_limits(resident, goals, balanced=True).size
 
 
 def _link_floor(mix: RequestMix, machine: MachineModel) -> int:

@@ -5,17 +5,26 @@ for longer than it decodes: pages are reserved while its prompt is computed else
 is on the wire (protocol/page_reservation.py). So a batch b takes
 
     b*(E[kv] + E[tokens*(seconds held before decoding)]/(E[output]*TPOT(b)))   tokens of the pool
+
+Routers place each sequence where most is free, which does not keep the workers of a pool equal. The
+KV of a worker grows with each step, and falls only when a sequence ends. One that has more than the
+others gets no sequences until then: its excess grows evenly, and falls by whole sequences now and
+then. If their lengths are exponential with mean m, the excess is exponential, too: by balance of
+the flows across each level, its mean and its standard deviation are
+
+    m*g/(1 - g),   g = E[output]/E[prompt + output], what of a sequence has grown on the worker
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
-from cluster.sizing.queueing import prefill_service
+from cluster.sizing.queueing import CHANCE_DEVIATIONS, SampleVector, prefill_service
 from cluster.sizing.snapshot import (
     NO_CORRECTIONS,
     Corrections,
@@ -43,6 +52,7 @@ class ResidentSequences(NamedTuple):
     kv_tokens: float  # mean KV tokens, weighted by how long a sequence decodes
     spread: float  # of the KV tokens: variance over the mean squared
     early: float  # token-seconds of KV that a request holds before it decodes
+    imbalance: float  # standard deviation of the KV tokens between the workers of a pool
     correction: float  # observed over predicted TPOT
 
     def tpot_s(self, batch: float) -> float:
@@ -81,7 +91,7 @@ def resident_sequences(
     """Return the sequences of the mix on ``machine``. ``prefill``: the machine that computes their
     prompts, None: none does."""
     if sum(s.weight for s in mix.samples) <= 0:
-        return ResidentSequences(machine, 0.0, 0.0, 0.0, 0.0, corrections.decode)
+        return ResidentSequences(machine, 0.0, 0.0, 0.0, 0.0, 0.0, corrections.decode)
     rows = [(s.uncached + s.cached, s.output, s.weight) for s in mix.samples]
     prompts, outputs, weights = np.array(rows, dtype=np.float64).T
     stays, held = weights * np.maximum(1.0, outputs), prompts + outputs / 2
@@ -98,8 +108,20 @@ def resident_sequences(
         kv_tokens=float(kv_tokens) * corrections.kv,
         spread=float(variance / kv_tokens**2) if kv_tokens > 0 else 0.0,
         early=early * corrections.kv,
+        imbalance=_imbalance(prompts, outputs, weights) * corrections.kv,
         correction=corrections.decode,
     )
+
+
+def _imbalance(prompts: SampleVector, outputs: SampleVector, weights: SampleVector) -> float:
+    """Return the standard deviation of the KV tokens between workers; infinite without prompts."""
+    whole = np.average(prompts + outputs, weights=weights)
+    if whole <= 0:
+        return 0.0
+    # The mean of an exponential variable with the same mean residual.
+    mean = np.average((prompts + outputs) ** 2, weights=weights) / (2.0 * whole)
+    grown = np.average(outputs, weights=weights) / whole
+    return float(mean * grown / (1.0 - grown)) if grown < 1.0 else math.inf
 
 
 def early_seconds(
@@ -135,21 +157,31 @@ class DecodeBatchLimits(NamedTuple):
         return min(self.by_tpot, self.by_kv, self.by_limit)
 
 
-def decode_batch_limits(resident: ResidentSequences, goals: SloTargets) -> DecodeBatchLimits:
+def decode_batch_limits(
+    resident: ResidentSequences, goals: SloTargets, *, balanced: bool = False
+) -> DecodeBatchLimits:
+    """``balanced``: the worker is one of a pool over which routers spread the sequences, and has to
+    have room for more than its share. Otherwise it is known what it gets."""
     most, pool = float(resident.machine.max_batch), resident.machine.kv_tokens
     # A sequence takes its pages from one worker. What is left where the next does not fit is on
     # average E[kv^2]/(2*E[kv]), as of any renewal process.
     unused = resident.kv_tokens * (1.0 + resident.spread) / 2.0
     least_s = TPOT_MARGIN * resident.tpot_s(1.0)
+
+    def fits(batch: float) -> bool:
+        tokens = batch * resident.held_tokens(batch) + unused
+        if balanced:  # no worse than sequences that are spread by chance
+            by_chance = resident.kv_tokens * math.sqrt(batch * (1.0 + resident.spread))
+            tokens += CHANCE_DEVIATIONS * min(resident.imbalance, by_chance)
+        return not pool or tokens <= pool
+
     reachable = goals.tpot_s >= least_s
     # An objective that is out of reach counts the less, the further away it is: no pool grows for
     # what it cannot attain, and none jumps.
     tpot_s = goals.tpot_s if reachable else least_s * (least_s / goals.tpot_s) ** 2
     return DecodeBatchLimits(
         by_tpot=largest_batch(lambda b: resident.tpot_s(b) <= tpot_s, 1.0, most),
-        by_kv=largest_batch(
-            lambda b: b * resident.held_tokens(b) + unused <= pool or not pool, 1.0, most
-        ),
+        by_kv=largest_batch(fits, 1.0, most),
         by_limit=most,
         infeasible=not reachable,
     )

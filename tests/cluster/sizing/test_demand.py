@@ -7,6 +7,7 @@ import math
 import random
 import statistics
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -194,6 +195,42 @@ def test_pools_are_not_filled_by_sequences_of_different_lengths() -> None:
     used = statistics.fmean(fitted) / resident.kv_tokens
     assert batch == pytest.approx(used, rel=0.005)
     assert batch < 0.99 * MACHINE.kv_tokens / resident.kv_tokens
+
+
+@pytest.mark.parametrize(("prompt", "output"), [(200, 200), (100, 300)])
+def test_workers_of_a_pool_differ_although_each_sequence_goes_where_most_is_free(
+    prompt: int, output: int
+) -> None:
+    """Beside a simulation of decode steps; a sequence that ends is followed by a new one."""
+    workers, batch, rng = 16, 100, np.random.default_rng(1)
+    at = np.repeat(np.arange(workers), batch)
+    held, left = (rng.exponential(n, len(at)) // 1 + 1 for n in (prompt, output))
+    used, variances = np.bincount(at, weights=held), []
+    for step in range(10 * output):
+        held, left, used = held + 1, left - 1, used + np.bincount(at, minlength=workers)
+        for row in np.flatnonzero(left <= 0):
+            used[at[row]] -= held[row]
+            held[row], left[row] = (rng.exponential(n) // 1 + 1 for n in (prompt, output))
+            at[row] = used.argmin()
+            used[at[row]] += held[row]
+        if step > 2 * output:
+            variances.append(used.var())
+    lengths = zip(rng.exponential(prompt, 1000), rng.exponential(output, 1000), strict=True)
+    load = mix(1.0, samples=tuple(RequestSample(p, 0, o, 1.0) for p, o in lengths))
+    found = resident_sequences(load, MACHINE).imbalance
+    assert found == pytest.approx(math.sqrt(statistics.fmean(variances)), rel=0.35)
+
+
+def test_a_pool_has_room_for_the_excess_of_a_worker() -> None:
+    """At most for that of sequences which are spread by chance, as those without prompts are."""
+    machine = replace(MACHINE, max_batch=999)
+    for tokens, output, deviation in ((900, 100, 500 / 9), (0, 800, math.inf)):
+        resident = resident_sequences(mix(1.0, tokens, output=output), machine)
+        assert resident.imbalance == pytest.approx(deviation, rel=0.02)
+        alone = decode_batch_limits(resident, GOALS).by_kv
+        batch = decode_batch_limits(resident, GOALS, balanced=True).by_kv
+        least = min(deviation, resident.kv_tokens * math.sqrt(batch))
+        assert alone - batch == pytest.approx(2 * least / resident.kv_tokens, rel=0.02)
 
 
 def test_drafts_size_the_batch_at_which_they_still_pay() -> None:
