@@ -216,7 +216,7 @@ def _ceilings(resident: ResidentSequences, goals: SloTargets) -> BatchCeilings:
     """Return each bound by itself; the policy's own limits are all cut at ``max_batch``."""
     machine = resident.machine
     unbound = replace(machine, max_batch=MAX_BATCH_BOUND)
-    limits = decode_batch_limits(resident._replace(machine=unbound), goals, balanced=True)
+    limits = decode_batch_limits(resident._replace(machine=unbound), goals)
     bounds: dict[BatchCeiling, int] = {
         "tpot": int(limits.by_tpot),
         "kv": int(limits.by_kv),

@@ -5,8 +5,9 @@ prefill   the least c >= floor(a) of which P(late) <= MAX_LATE_SHARE, a = rate*E
           of c servers when a worker that is asked for now serves (queueing.py)
 decode    b*: the batch that the TPOT objective, the KV pool and the worker's own limit allow
           N(D): sequences on D workers, by Little's law on each (residency.py)
-          the least D of which N(D) + 2*sqrt(N(D)*(I + k)) <= D*b*, k of the KV of sequences and I
-          the index of dispersion of arrivals (burstiness.py). Of N(D), only what can have taken the
+          the least D of which N(D) + sqrt(4*N(D)*(I + k) + (D*e)^2) <= D*b*, k of the KV of
+          sequences, I the index of dispersion of arrivals (burstiness.py), and e of sequences that
+          one worker has more than the others (residency.py). Of N(D), only what can have taken the
           place of the present sequences when a worker that is asked for now serves
 network   floors both: KV of all prompts over 80% of the links
 """
@@ -35,7 +36,12 @@ from cluster.sizing.queueing import (
     mean_prompt_tokens,
     prefill_service,
 )
-from cluster.sizing.residency import ResidentSequences, decode_batch_limits, resident_sequences
+from cluster.sizing.residency import (
+    DecodeBatchLimits,
+    ResidentSequences,
+    decode_batch_limits,
+    resident_sequences,
+)
 from cluster.sizing.snapshot import Corrections, MachineModel, RequestMix, SloTargets
 from protocol.roles import Role
 
@@ -127,9 +133,9 @@ def decode_demand(
     sequences that decode are replaced by those of the mix only in part, and they need room. Queued
     prompts count as arrivals only: in simulations, room for all of them made larger pools and met
     the objectives no more often than as large a fixed pool (``bench.pools``)."""
-    limits = decode_batch_limits(resident, goals, balanced=True)
+    limits = decode_batch_limits(resident, goals)
     batch, tokens_s = limits.size, mix.rate * resident.output
-    now = _present_load(mix, goals, resident)
+    present = _present_limits(mix, goals, resident)
     lasts_s = resident.output * resident.tpot_s(batch)
     in_full_batches = mix.rate * lasts_s  # sequences, by Little's law
     # Pools that stay as they are must have room for all that comes.
@@ -138,17 +144,19 @@ def decode_demand(
 
     def load(workers: int) -> float:
         """Return the sequences that ``workers`` would hold."""
-        later, present = in_full_batches, now * batch
+        later, now = in_full_batches, mix.residents * batch / present.size
         if later <= workers * batch:
             later = workers * resident.mean_batch(tokens_s / workers, batch)
-        return later if later <= present else present + replaced * (later - present)
+        return later if later <= now else now + replaced * (later - now)
 
     def suffices(workers: int) -> bool:
         # A Poisson number of sequences holds KV with a variance of n*E[kv^2]; in bursts, more come.
+        # What one worker has more than the others does not depend on it: variances add up.
         n = load(workers)
         room = CHANCE_DEVIATIONS * math.sqrt(n * (together + resident.spread))
-        return n + room <= workers * batch
+        return n + math.hypot(room, workers * limits.excess) <= workers * batch
 
+    now = mix.residents / (present.size - present.excess)
     workers = max(least_number(suffices, 1), math.ceil(now * (1.0 + mix.growth)))
     floor = _link_floor(mix, resident.machine)
     return RoleDemand(
@@ -160,13 +168,14 @@ def decode_demand(
     )
 
 
-def _present_load(mix: RequestMix, goals: SloTargets, resident: ResidentSequences) -> float:
-    """Return how many decode workers the present sequences fill, with the KV that they hold."""
-    if mix.residents <= 0:
-        return 0.0
-    if mix.resident_kv > 0:
+def _present_limits(
+    mix: RequestMix, goals: SloTargets, resident: ResidentSequences
+) -> DecodeBatchLimits:
+    """Return the limits of a worker's batch for the present sequences, with the KV that they
+    hold."""
+    if mix.residents > 0 and mix.resident_kv > 0:
         resident = resident._replace(kv_tokens=mix.resident_kv / mix.residents, early=0.0)
-    return mix.residents / decode_batch_limits(resident, goals, balanced=True).size
+    return decode_batch_limits(resident, goals)
 
 
 def _link_floor(mix: RequestMix, machine: MachineModel) -> int:

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cluster.sizing.queueing import CHANCE_DEVIATIONS, SampleVector, prefill_service
+from cluster.sizing.queueing import SampleVector, prefill_service
 from cluster.sizing.snapshot import (
     NO_CORRECTIONS,
     Corrections,
@@ -40,6 +40,9 @@ from protocol.performance.step_model import StepModel
 TPOT_MARGIN = 1.1
 """An objective below this many times the TPOT of a single sequence is out of reach: the model is
 not more exact than that."""
+IMBALANCE_DEVIATIONS = 4.0
+"""Standard deviations of the KV of a worker, which is exponential, above the mean: less than 1% of
+the time, a worker has more. Then it preempts a sequence, whose KV is computed again."""
 BISECTIONS = 20
 """A mean batch is found to a millionth of the largest."""
 
@@ -150,6 +153,7 @@ class DecodeBatchLimits(NamedTuple):
     by_kv: float
     by_limit: float
     infeasible: bool  # the TPOT objective is out of reach
+    excess: float  # sequences less, where KV has room for what a worker has more than the others
 
     @property
     def size(self) -> float:
@@ -157,31 +161,30 @@ class DecodeBatchLimits(NamedTuple):
         return min(self.by_tpot, self.by_kv, self.by_limit)
 
 
-def decode_batch_limits(
-    resident: ResidentSequences, goals: SloTargets, *, balanced: bool = False
-) -> DecodeBatchLimits:
-    """``balanced``: the worker is one of a pool over which routers spread the sequences, and has to
-    have room for more than its share. Otherwise it is known what it gets."""
+def decode_batch_limits(resident: ResidentSequences, goals: SloTargets) -> DecodeBatchLimits:
     most, pool = float(resident.machine.max_batch), resident.machine.kv_tokens
     # A sequence takes its pages from one worker. What is left where the next does not fit is on
     # average E[kv^2]/(2*E[kv]), as of any renewal process.
     unused = resident.kv_tokens * (1.0 + resident.spread) / 2.0
-    least_s = TPOT_MARGIN * resident.tpot_s(1.0)
 
-    def fits(batch: float) -> bool:
-        tokens = batch * resident.held_tokens(batch) + unused
-        if balanced:  # no worse than sequences that are spread by chance
+    def by_kv(deviations: float) -> float:
+        def fits(batch: float) -> bool:
             by_chance = resident.kv_tokens * math.sqrt(batch * (1.0 + resident.spread))
-            tokens += CHANCE_DEVIATIONS * min(resident.imbalance, by_chance)
-        return not pool or tokens <= pool
+            excess = deviations * min(resident.imbalance, by_chance) if deviations else 0.0
+            return not pool or batch * resident.held_tokens(batch) + unused + excess <= pool
 
+        return largest_batch(fits, 1.0, most)
+
+    least_s = TPOT_MARGIN * resident.tpot_s(1.0)
     reachable = goals.tpot_s >= least_s
     # An objective that is out of reach counts the less, the further away it is: no pool grows for
     # what it cannot attain, and none jumps.
     tpot_s = goals.tpot_s if reachable else least_s * (least_s / goals.tpot_s) ** 2
-    return DecodeBatchLimits(
+    limits = DecodeBatchLimits(
         by_tpot=largest_batch(lambda b: resident.tpot_s(b) <= tpot_s, 1.0, most),
-        by_kv=largest_batch(fits, 1.0, most),
+        by_kv=by_kv(0.0),
         by_limit=most,
         infeasible=not reachable,
+        excess=0.0,
     )
+    return limits._replace(excess=max(0.0, limits.size - by_kv(IMBALANCE_DEVIATIONS)))
