@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cluster.sizing.queueing import SampleVector, prefill_service
+from cluster.sizing.queueing import CHANCE_DEVIATIONS, SampleVector, prefill_service
 from cluster.sizing.snapshot import (
     NO_CORRECTIONS,
     Corrections,
@@ -167,11 +167,14 @@ def decode_batch_limits(resident: ResidentSequences, goals: SloTargets) -> Decod
     # average E[kv^2]/(2*E[kv]), as of any renewal process.
     unused = resident.kv_tokens * (1.0 + resident.spread) / 2.0
 
-    def by_kv(deviations: float) -> float:
+    def excess(batch: float) -> float:  # no more than of sequences that are spread by chance
+        by_chance = resident.kv_tokens * math.sqrt(batch * (1.0 + resident.spread))
+        return min(IMBALANCE_DEVIATIONS * resident.imbalance, CHANCE_DEVIATIONS * by_chance)
+
+    def by_kv(excess: Callable[[float], float]) -> float:
         def fits(batch: float) -> bool:
-            by_chance = resident.kv_tokens * math.sqrt(batch * (1.0 + resident.spread))
-            excess = deviations * min(resident.imbalance, by_chance) if deviations else 0.0
-            return not pool or batch * resident.held_tokens(batch) + unused + excess <= pool
+            tokens = batch * resident.held_tokens(batch) + unused + excess(batch)
+            return not pool or tokens <= pool
 
         return largest_batch(fits, 1.0, most)
 
@@ -182,9 +185,9 @@ def decode_batch_limits(resident: ResidentSequences, goals: SloTargets) -> Decod
     tpot_s = goals.tpot_s if reachable else least_s * (least_s / goals.tpot_s) ** 2
     limits = DecodeBatchLimits(
         by_tpot=largest_batch(lambda b: resident.tpot_s(b) <= tpot_s, 1.0, most),
-        by_kv=by_kv(0.0),
+        by_kv=by_kv(lambda batch: 0.0),
         by_limit=most,
         infeasible=not reachable,
         excess=0.0,
     )
-    return limits._replace(excess=max(0.0, limits.size - by_kv(IMBALANCE_DEVIATIONS)))
+    return limits._replace(excess=max(0.0, limits.size - by_kv(excess)))

@@ -224,13 +224,13 @@ def test_workers_of_a_pool_differ_although_each_sequence_goes_where_most_is_free
 def test_a_pool_has_room_for_what_one_worker_has_more_than_the_others() -> None:
     """At most for that of sequences which are spread by chance, as those without prompts are."""
     machine = replace(MACHINE, max_batch=999)
-    for tokens, output, deviation in ((900, 100, 500 / 9), (0, 800, math.inf)):
-        resident = resident_sequences(mix(1.0, tokens, output=output), machine)
+    for prompt, output, deviation in ((900, 100, 500 / 9), (0, 800, math.inf)):
+        resident = resident_sequences(mix(1.0, prompt, output=output), machine)
         assert resident.imbalance == pytest.approx(deviation, rel=0.02)
         limits = decode_batch_limits(resident, GOALS)
         left = limits.size - limits.excess
-        least = min(deviation, resident.kv_tokens * math.sqrt(left))
-        assert limits.excess == pytest.approx(4 * least / resident.kv_tokens, rel=0.02)
+        tokens = min(4 * deviation, 2 * resident.kv_tokens * math.sqrt(left))
+        assert limits.excess == pytest.approx(tokens / resident.kv_tokens, rel=0.02)
         unlimited = resident._replace(machine=replace(machine, kv_tokens=0))
         assert decode_batch_limits(unlimited, GOALS).excess == 0
 
