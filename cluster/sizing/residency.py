@@ -171,9 +171,9 @@ def decode_batch_limits(resident: ResidentSequences, goals: SloTargets) -> Decod
         by_chance = resident.kv_tokens * math.sqrt(batch * (1.0 + resident.spread))
         return min(IMBALANCE_DEVIATIONS * resident.imbalance, CHANCE_DEVIATIONS * by_chance)
 
-    def by_kv(excess: Callable[[float], float]) -> float:
+    def by_kv(more: Callable[[float], float]) -> float:
         def fits(batch: float) -> bool:
-            tokens = batch * resident.held_tokens(batch) + unused + excess(batch)
+            tokens = batch * resident.held_tokens(batch) + unused + more(batch)
             return not pool or tokens <= pool
 
         return largest_batch(fits, 1.0, most)

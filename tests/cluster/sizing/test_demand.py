@@ -235,6 +235,22 @@ def test_a_pool_has_room_for_what_one_worker_has_more_than_the_others() -> None:
         assert decode_batch_limits(unlimited, GOALS).excess == 0
 
 
+def test_the_share_that_a_decode_pool_leaves_free_does_not_vanish_in_large_pools() -> None:
+    """Whether the sequences are still to come, or are there and hold all of their KV."""
+    machine = replace(MACHINE, kv_tokens=30_000)
+    load = mix(10.0, 500, output=500)
+    limits = decode_batch_limits(resident_sequences(load, machine), GOALS)
+    most = limits.size - limits.excess
+    assert limits.size == limits.by_kv
+    assert most < 0.98 * limits.size
+    for rate in (100.0, 1000.0, 10_000.0):
+        _, coming = demand(replace(load, rate=rate), machine)
+        assert coming.load <= coming.workers * most
+        there = replace(load, residents=rate * limits.size, growth=0.0)
+        _, found = demand(there, machine, start_s=0.001)
+        assert there.residents <= found.workers * most
+
+
 def test_drafts_size_the_batch_at_which_they_still_pay() -> None:
     """Their pace in a small batch, 2.9 tokens in a step, says nothing of a full one."""
     fast = replace(MACHINE, kv_tokens=0, max_batch=512)
