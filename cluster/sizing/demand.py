@@ -5,10 +5,10 @@ prefill   the least c >= floor(a) of which P(late) <= MAX_LATE_SHARE, a = rate*E
           of c servers when a worker that is asked for now serves (queueing.py)
 decode    b*: the batch that the TPOT objective, the KV pool and the worker's own limit allow
           N(D): sequences on D workers, by Little's law on each (residency.py)
-          the least D of which N(D) + sqrt(4*N(D)*(I + k) + (D*e)^2) <= D*b*, k of the KV of
-          sequences, I the index of dispersion of arrivals (burstiness.py), and e of sequences that
-          one worker has more than the others (residency.py). Of N(D), only what can have taken the
-          place of the present sequences when a worker that is asked for now serves
+          the least D of which N(D) + sqrt(4*N(D)*(I + k) + (D*e)^2*(1 - 1/D)) <= D*b*, k of the
+          KV of sequences, I the index of dispersion of arrivals (burstiness.py), and e of sequences
+          that one worker has more than the others (residency.py). Of N(D), only what can have taken
+          the place of the present sequences when a worker that is asked for now serves
 network   floors both: KV of all prompts over 80% of the links
 """
 
@@ -154,10 +154,11 @@ def decode_demand(
         # What one worker has more than the others does not depend on it: variances add up.
         n = load(workers)
         room = CHANCE_DEVIATIONS * math.sqrt(n * (together + resident.spread))
-        return n + math.hypot(room, workers * limits.excess) <= workers * batch
+        fits = n + math.hypot(room, workers * limits.excess_beside(workers)) <= workers * batch
+        each = present.size - present.excess_beside(workers)
+        return fits and mix.residents * (1.0 + mix.growth) <= workers * each
 
-    now = mix.residents / (present.size - present.excess)
-    workers = max(least_number(suffices, 1), math.ceil(now * (1.0 + mix.growth)))
+    workers = least_number(suffices, 1)
     floor = _link_floor(mix, resident.machine)
     return RoleDemand(
         workers=max(workers if tokens_s + mix.residents > 0 else 0, floor),

@@ -160,6 +160,11 @@ class DecodeBatchLimits(NamedTuple):
         """b*; throughput grows with the batch, so that the largest is the best."""
         return min(self.by_tpot, self.by_kv, self.by_limit)
 
+    def excess_beside(self, workers: int) -> float:
+        """Return ``excess`` over the mean of so many workers, of which this one is a part: one
+        alone has no more than the others."""
+        return self.excess * math.sqrt(1.0 - 1.0 / workers)
+
 
 def decode_batch_limits(resident: ResidentSequences, goals: SloTargets) -> DecodeBatchLimits:
     most, pool = float(resident.machine.max_batch), resident.machine.kv_tokens

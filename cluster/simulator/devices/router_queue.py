@@ -25,6 +25,9 @@ from router.tenants.tenant import Tenant
 TENANT = Tenant("simulated")
 PRIORITY = 0
 """Priority of every simulated request."""
+PLACEMENT_S = 0.0003
+"""Seconds that a router takes to choose workers (``python -m bench.router``). What it dispatches is
+not late by them, but it makes the fewer looks at its queue, the longer these take."""
 
 Route = Callable[[SimulatedRequest], RoutedWork | None]
 """Chooses workers for a request; None: there is no decode worker."""
@@ -54,13 +57,12 @@ class RouterQueue:
     ) -> None:
         self._clock = clock
         self._route = route
-
-        def now() -> float:
-            return clock.now
-
-        self._queue = FairQueue(VirtualCounters(now))
-        monitor = OverloadMonitor(self._queue, ttft_s, now)
-        self._dispatcher = FairDispatcher(self._queue, monitor, now, self._call_later, rng=rng)
+        self._busy_until = 0.0
+        self._queue = FairQueue(VirtualCounters(self._now))
+        monitor = OverloadMonitor(self._queue, ttft_s, self._now)
+        self._dispatcher = FairDispatcher(
+            self._queue, monitor, self._now, self._call_later, rng=rng
+        )
         ledger.on_less_work = self._dispatcher.wake
         ledger.on_report = self._dispatcher.look_soon
 
@@ -82,15 +84,23 @@ class RouterQueue:
         on_refused: OnRefused,
     ) -> None:
         """Dispatch a request at once, let it wait, or refuse it, as without a decode worker."""
-        turn = _Turn(request, self._route, on_dispatch, on_refused)
+        turn = _Turn(request, self._place, on_dispatch, on_refused)
         try:
             self._dispatcher.submit(TENANT, PRIORITY, self._clock.now, limits, turn)
         except ApiError:
             on_refused(request)
 
+    def _now(self) -> float:
+        """Return the router's time, which is later than the clock's while it chooses workers."""
+        return max(self._clock.now, self._busy_until)
+
+    def _place(self, request: SimulatedRequest) -> RoutedWork | None:
+        self._busy_until = self._now() + PLACEMENT_S
+        return self._route(request)
+
     def _call_later(self, delay_s: float, call: Callable[[], None]) -> TimerHandle:
         timer = SimulatedTimer(call)
-        self._clock.at(self._clock.now + delay_s, timer.run)
+        self._clock.at(self._now() + delay_s, timer.run)
         return timer
 
 

@@ -240,15 +240,32 @@ def test_the_share_that_a_decode_pool_leaves_free_does_not_vanish_in_large_pools
     machine = replace(MACHINE, kv_tokens=30_000)
     load = mix(10.0, 500, output=500)
     limits = decode_batch_limits(resident_sequences(load, machine), GOALS)
-    most = limits.size - limits.excess
     assert limits.size == limits.by_kv
-    assert most < 0.98 * limits.size
+    assert limits.size - limits.excess < 0.98 * limits.size
+
+    def most(workers: int) -> float:
+        return workers * (limits.size - limits.excess_beside(workers))
+
     for rate in (100.0, 1000.0, 10_000.0):
         _, coming = demand(replace(load, rate=rate), machine)
-        assert coming.load <= coming.workers * most
+        assert coming.load <= most(coming.workers)
         there = replace(load, residents=rate * limits.size, growth=0.0)
         _, found = demand(there, machine, start_s=0.001)
-        assert there.residents <= found.workers * most
+        assert there.residents <= most(found.workers)
+
+
+def test_one_decode_worker_has_none_whose_kv_it_exceeds() -> None:
+    """So it has room for chance only, and two have room for what one of them has more."""
+    machine = replace(MACHINE, kv_tokens=30_000)
+    resident = resident_sequences(mix(1.0, 500, output=500), machine)
+    limits = decode_batch_limits(resident, GOALS)
+    for workers in (1, 2):
+        rates = [rate / 100 for rate in range(1, 1000)]
+        found = [demand(mix(rate, 500, output=500), machine)[1] for rate in rates]
+        n = max(d.load for d in found if d.workers == workers)
+        room = 2.0 * math.sqrt(n * (1.0 + resident.spread))
+        alike = workers * limits.excess / math.sqrt(2) if workers > 1 else 0.0
+        assert n + math.hypot(room, alike) == pytest.approx(workers * limits.size, rel=0.01)
 
 
 def test_drafts_size_the_batch_at_which_they_still_pay() -> None:
