@@ -180,7 +180,7 @@ class PrometheusApi:
             self._remember(burst)
             parts = burst, max(0.0, arrivals - burst)
             seconds = self._burst_s, window_s - self._burst_s
-            if has_changed(parts, arrival_dispersion(self._past(), 1), seconds, 1):
+            if has_changed(parts, arrival_dispersion(self._past(), 1), 1.0, seconds, 1):
                 arrivals, window_s = burst, self._burst_s
                 self._alike_since_s = now - self._burst_s
         self._asked_s = self._next_window_s(counted, now - self._alike_since_s)

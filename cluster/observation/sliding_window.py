@@ -93,9 +93,11 @@ class SlidingWindow:
         alike, recent = self._latest(self._alike), self._covering(self._burst_s)
         seconds, both = [c.seconds for c in alike], _tokens(alike)
         past = Arrivals(math.fsum(seconds) / len(seconds), tuple(self._arrivals))
+        longest = _longest(self._samples)
         while recent < len(alike):
             usual = token_dispersions(self._samples, arrival_dispersion(past, recent))
-            if any(has_changed(*of, seconds, recent) for of in zip(both, usual, strict=True)):
+            each = zip(both, usual, longest, strict=True)
+            if any(has_changed(*of, seconds, recent) for of in each):
                 self._alike = recent
                 return
             recent *= 2
@@ -193,11 +195,20 @@ def observed_latency(counts: TrafficCounts) -> ObservedLatency:
     )
 
 
+def _longest(samples: Sequence[RequestSample]) -> tuple[float, float]:
+    """Return the tokens of the longest prompt and output."""
+    prompts = max((s.uncached + s.cached for s in samples), default=0.0)
+    return prompts, max((s.output for s in samples), default=0.0)
+
+
 def has_changed(
-    tokens: Sequence[float], least: float, seconds: Sequence[float], recent: int
+    tokens: Sequence[float], least: float, longest: float, seconds: Sequence[float], recent: int
 ) -> bool:
     """Return whether the tokens/s of the first ``recent`` intervals differ from those of the others
-    by more than their dispersion explains, which is at least ``least``."""
+    by more than their dispersion explains, which is at least ``least``. A few requests of up to
+    ``longest`` tokens make a sum larger more often than that of a normal variable: by Bernstein's
+    inequality one of variance v is above its mean by t as rarely as a normal one of variance
+    v + longest*t/3 (Boucheron, Lugosi and Massart, Concentration Inequalities, section 2.8)."""
     latest, before, latest_s, before_s = (
         math.fsum(part)
         for values in (tokens, seconds)
@@ -205,7 +216,8 @@ def has_changed(
     )
     if min(latest_s, before_s) <= 0:
         return False
-    difference = abs(latest / latest_s - before / before_s)
+    difference = latest / latest_s - before / before_s
+    jump = longest / (latest_s if difference > 0 else before_s)
     rate = (latest + before) / (latest_s + before_s)
     variance = dispersion(tokens, least) * rate * (1.0 / latest_s + 1.0 / before_s)
-    return difference > CHANGE_DEVIATIONS * math.sqrt(variance)
+    return abs(difference) > CHANGE_DEVIATIONS * math.sqrt(variance + jump * abs(difference) / 3.0)

@@ -25,6 +25,9 @@ from typing import NamedTuple
 DEFAULT_CHUNK = 512
 """Prompt tokens in a step, for a worker that does not report it."""
 
+SHORT_PROMPT_SHARE = 8
+"""A prompt of at most 1/n of a step's tokens is short: engines compute it beside longer ones."""
+
 TRUSTED_RATIO = 1.5
 """Size of a step, over the largest that was seen, up to which the line is trusted."""
 
@@ -105,6 +108,12 @@ class StepModel(NamedTuple):
         slope = self.prompt_token + self.prompt_pair * computed
         root = math.sqrt(slope * slope + 2.0 * self.prompt_pair * seconds)
         return 2.0 * seconds / (slope + root) if root > 0 else math.inf
+
+
+def is_short_prompt(tokens: int, chunk: int) -> bool:
+    """Return whether an engine computes a prompt, of which ``tokens`` are still to be computed, in
+    its next step although older ones wait."""
+    return tokens * SHORT_PROMPT_SHARE <= chunk
 
 
 def steps_for(size: float) -> float:

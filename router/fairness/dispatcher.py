@@ -20,9 +20,10 @@ those that are computed.
 When the head of the queue waits for a prefill worker (one that has its prefix, say), requests
 behind it may go to other prefill workers. Each look goes on with the first request that awaits none
 of the workers that it has found without room, and places some others again, which may have been
-placed when another worker was the best. Short prompts that decode workers compute themselves need
-none: while all that wait lack a prefill worker, such a request goes at once. Nothing overtakes one
-that waits for a decode worker.
+placed when another worker was the best. Short prompts need none: workers compute them beside longer
+ones, in up to a quarter of each step. While all that wait lack a worker's time for a longer prompt,
+a short one goes at once, as one does that an idle decode worker computes itself. Nothing overtakes
+one that waits for room in a decode worker.
 
 Several routers would find room by the same report, and each send a prompt there before any of them
 hears of the others'. So a router that looks because of a report, or of the time, waits for a random
@@ -130,7 +131,7 @@ class FairDispatcher:
     ) -> None:
         """Raise ApiError (429) for a request that would be refused whatever its prompt is.
         ``is_short``: a decode worker may compute the prompt."""
-        if is_short and self.queue.all_await_prefill:
+        if is_short and self.queue.all_await_compute:
             return
         wait_s = self._monitor.wait_s(tenant)
         if wait_s:
@@ -175,8 +176,9 @@ class FairDispatcher:
 
     def _needs_no_turn(self, placement: Placement) -> bool:
         """Return whether none of the waiting requests needs what this one does: its decode worker
-        computes the prompt, and they wait for prefill workers."""
-        return placement.prefill is None and self.queue.all_await_prefill
+        computes the prompt, or it is short, and they wait until a worker can compute theirs."""
+        needs_none = placement.prefill is None or placement.p.is_short
+        return needs_none and self.queue.all_await_compute
 
     def _has_room_ahead(self, work: QueuedWork, left_s: float) -> bool:
         """Place a request ahead of others; return whether its workers have room for it there, and
@@ -259,8 +261,8 @@ class FairDispatcher:
                 return look_s  # no decode worker is attached
             placement = routed.placement
             is_blocked = placement.p.instance in blocked
-            self.queue.set_awaits(request, _awaited_prefill(routed, is_blocked=is_blocked))
-            if is_blocked:
+            self.queue.set_awaits(request, _awaited_worker(routed, is_blocked=is_blocked))
+            if is_blocked and not placement.p.is_short:
                 continue
             if has_room(placement, routed.batched_s):
                 self._dispatch(request, routed)
@@ -323,7 +325,7 @@ class FairDispatcher:
         p = routed.placement.p
         alone_s = routed.placement.ttft_s - p.correction * p.queue_s
         due = request.arrived + request.limits.ttft_s - max(0.0, alone_s)
-        request.awaits = _awaited_prefill(routed)
+        request.awaits = _awaited_worker(routed)
         self.queue.push(request)
         left_s = max(0.0, due - self._clock())
         self._expiry[request] = self._call_later(left_s, lambda: self._expire(request))
@@ -380,12 +382,13 @@ def _place_arrival(work: QueuedWork) -> RoutedWork:
     return routed
 
 
-def _awaited_prefill(routed: RoutedWork, *, is_blocked: bool = False) -> str | None:
-    """Return the prefill worker that is all that a request lacks; None: it lacks something else, or
-    nothing. ``is_blocked``: an earlier request waits for the same one."""
+def _awaited_worker(routed: RoutedWork, *, is_blocked: bool = False) -> str | None:
+    """Return the worker whose time for a longer prompt is all that a request lacks; None: it lacks
+    something else, or nothing. ``is_blocked``: an earlier request waits for the same one."""
     placement = routed.placement
     lacks = is_blocked or placed_queue_s(placement, routed.batched_s) > ROOM_S
-    return placement.prefill if lacks and has_decode_room(placement) else None
+    awaits = lacks and has_decode_room(placement) and not placement.p.is_short
+    return placement.p.instance if awaits else None
 
 
 def _alone_s(placement: Placement) -> float:

@@ -283,8 +283,9 @@ class FairQueue:
             self.service = self._weights = 0.0  # sums of floats leave a remainder
 
     @property
-    def all_await_prefill(self) -> bool:
-        """Return whether a prefill worker is all that any waiting request lacks."""
+    def all_await_compute(self) -> bool:
+        """Return whether time of a worker to compute its prompt is all that any waiting request
+        lacks, and none of them is short."""
         return None not in self._awaited
 
     def set_awaits(self, request: WaitingRequest, worker: str | None) -> None:

@@ -15,15 +15,15 @@ from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from protocol.block_keys import BLOCK_TOKENS
-from protocol.performance.step_model import DEFAULT_CHUNK
+from protocol.performance.step_model import DEFAULT_CHUNK, is_short_prompt
 from protocol.registry.directory import WorkerRecord
 from protocol.requests import Request, request_digest, request_to_wire
 from protocol.wire import wire_pb2 as pb
 from router.placement.choose import PlacementChoice, choose_placement
-from router.placement.cost import Placement, queued_prompts_s
+from router.placement.cost import BESIDE_STEPS, Placement, queued_prompts_s, usable_tokens
 from router.placement.estimates import RoutingEstimates
 from router.placement.expected_prefixes import ExpectedPrefix
-from router.placement.ledger import AHEAD_LEVEL, PlacementTicket, WorkLedger
+from router.placement.ledger import AHEAD_LEVEL, PlacementTicket, WorkLedger, short_level
 from router.placement.prefix_index import PrefixIndex
 from router.placement.snapshot import (
     DecodeState,
@@ -44,7 +44,8 @@ class PlacementView(NamedTuple):
     """What all states of one decision are built from. The prefixes of the prompt are in blocks, by
     instance."""
 
-    level: float  # priority in the ledger
+    level: float  # priority in the ledger, of a prompt that is not short
+    tokens: int  # of the prompt, with those already emitted
     cached: dict[str, int]
     coming: dict[str, tuple[int, ExpectedPrefix]]  # more than cached, once it has been computed
     busy: dict[str, set[str]]  # engines that have work, by host
@@ -53,6 +54,11 @@ class PlacementView(NamedTuple):
         """Return how many engines besides the worker's own are busy on its host."""
         on_host = self.busy.get(host_of(record), ())
         return len(on_host) - (record.instance in on_host)
+
+
+def prefill_chunk(record: WorkerRecord) -> int:
+    """Return the prompt tokens of a worker's step."""
+    return record.prefill_chunk or DEFAULT_CHUNK
 
 
 def host_of(record: WorkerRecord) -> str:
@@ -113,13 +119,14 @@ class Placer:
         began = time.perf_counter()
         query = self._query(request, origin)
         level = request.priority - AHEAD_LEVEL if ahead else request.priority
-        view = self._view(keys, level)
+        view = self._view(keys, level, query.tokens)
         snapshot = self._snapshot(view, avoid)
         choice = choose_placement(query, snapshot, self._goals, self._rng)
         if choice is None:
             return None
         link = self._pool.links[choice.chosen.decode]
         computing = self._pool.record(choice.chosen.p.instance) or link.record
+        level = short_level(level) if choice.chosen.p.is_short else level
         batched_s = self._batched_s(computing, view)
         seconds = time.perf_counter() - began
         return PlacedRequest(
@@ -174,7 +181,7 @@ class Placer:
         if queue is None:
             return 0.0
         queued = queue.beside(view.coming[instance][1] if instance in view.coming else None)
-        chunk, model = record.prefill_chunk or DEFAULT_CHUNK, self._pool.step_model(instance)
+        chunk, model = prefill_chunk(record), self._pool.step_model(instance)
         return queued_prompts_s(model, queued.tokens, queued.prompts, chunk)
 
     def _add_candidate(self, submit: pb.Submit, placement: Placement, tokens: int) -> None:
@@ -211,7 +218,7 @@ class Placer:
         familiar = self.estimates.sessions.find(origin.session) if origin.session else ()
         return PlacementQuery(tokens, max(2.0, expected), kv_bytes, familiar)
 
-    def _view(self, keys: Sequence[bytes], level: float) -> PlacementView:
+    def _view(self, keys: Sequence[bytes], level: float, tokens: int) -> PlacementView:
         """Look up the prompt and the busy engines. A worker computes a more urgent request before
         the prompt that shares its prefix, unless it has begun with that one, which a router does
         not know."""
@@ -223,7 +230,7 @@ class Placer:
                 cached[instance] = blocks
             elif math.ceil(prefix.level) <= math.ceil(level):
                 coming[instance] = blocks, prefix
-        return PlacementView(level, cached, coming, self._busy_engines())
+        return PlacementView(level, tokens, cached, coming, self._busy_engines())
 
     def _busy_engines(self) -> dict[str, set[str]]:
         busy: dict[str, set[str]] = {}
@@ -252,19 +259,23 @@ class Placer:
     def _prefill_state(self, record: WorkerRecord, view: PlacementView) -> PrefillState:
         instance = record.instance
         model = self._pool.step_model(instance)
-        chunk = record.prefill_chunk or DEFAULT_CHUNK
-        queue = self._ledger.queues.get(instance)
-        queue_s = 0.0
-        if queue is not None:
-            others_s = step_s = 0.0
-            if queue.others:
-                others_s = queued_prompts_s(model, queue.others, queue.other_prompts, chunk)
-                step_s = model.prefill_s(0, chunk, chunk)
-            queue_s = queue.seconds(view.level, others_s, step_s)
+        chunk = prefill_chunk(record)
         cached = view.cached.get(instance, 0) * BLOCK_TOKENS
         coming = view.coming[instance][0] * BLOCK_TOKENS if instance in view.coming else 0
         correction = self.estimates.correction(instance, view.neighbours(record))
-        return PrefillState(instance, model, chunk, queue_s, correction, cached, coming)
+        queue = self._ledger.queues.get(instance)
+        is_short = is_short_prompt(view.tokens - usable_tokens(cached, view.tokens), chunk)
+        queue_s = beside_s = 0.0
+        if queue is not None and (queue.requests or queue.others):
+            others_s, step_s = 0.0, model.prefill_s(0, chunk, chunk)
+            if queue.others:
+                others_s = queued_prompts_s(model, queue.others, queue.other_prompts, chunk)
+            queue_s = queue.seconds(view.level, others_s, step_s)
+            if is_short:
+                beside_s = min(queue_s, BESIDE_STEPS * step_s)
+                queue_s = queue.seconds(short_level(view.level))
+        known = (instance, model, chunk, queue_s, correction, cached, coming)
+        return PrefillState(*known, is_short, beside_s)
 
     def _decode_state(self, link: DecodeLink, view: PlacementView) -> DecodeState:
         record = link.record

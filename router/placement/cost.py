@@ -42,6 +42,8 @@ LARGEST_BUDGET_SHARE = 0.95
 LEAST_PROMPT_SHARE = 0.25
 """Constants of ``decode_step_budget_s`` in engine/scheduling/step_policy.py, which this folder must
 not import."""
+BESIDE_STEPS = 1.5
+"""Steps until a short prompt is computed beside longer ones: half of one is running."""
 REUSE_SHARE = 0.1
 """Share of evicted tokens that will have to be computed again."""
 DELAY_SHARE = 0.25
@@ -64,6 +66,7 @@ class PrefillTerms(NamedTuple):
     tail: int  # tokens of the last chunk: their KV is still to be sent when the first token is out
     load: float  # its queue, as a share of the objective
     delay: float = 0.0  # cost of what it delays: prompts that queue at P later
+    is_short: bool = False  # P computes it beside longer prompts
 
 
 class DecodeTerms(NamedTuple):
@@ -187,10 +190,11 @@ def prefill_terms(
     prefill_s = worker.model.prefill_s(cached, missing, worker.chunk)
     begins = max(worker.queue_s, fetch.seconds) if fetch else worker.queue_s
     tail = (missing - 1) % worker.chunk + 1
+    ttft_s = begins + worker.beside_s + prefill_s
     return PrefillTerms(
-        *(worker.instance, cached, fetch, worker.queue_s, prefill_s, begins + prefill_s),
+        *(worker.instance, cached, fetch, worker.queue_s, prefill_s, ttft_s),
         *(worker.correction, tail, worker.queue_s / goals.ttft_s),
-        DELAY_SHARE * prefill_s / goals.ttft_s,
+        *(DELAY_SHARE * prefill_s / goals.ttft_s, worker.is_short),
     )
 
 
@@ -251,7 +255,8 @@ def local_prefill_terms(
         return alone, 0.0
     stall_s = own.model.prompt_s(alone.cached, query.tokens - alone.cached)
     decode_s = decode_step_s(worker)
-    begins = alone.ttft_s - alone.prefill_s
+    most_s = BESIDE_STEPS * LARGEST_BUDGET_SHARE * goals.tpot_s
+    begins = alone.ttft_s - alone.prefill_s - own.beside_s + min(own.beside_s, most_s)
     budget_s = step_budget_s(decode_s, stall_s + begins, goals)
     steps = max((query.tokens - alone.cached) / own.chunk, stall_s / max(budget_s - decode_s, 1e-9))
     prefill_s = stall_s + max(1.0, steps) * decode_s

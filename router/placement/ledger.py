@@ -20,6 +20,7 @@ router's, and those of which other routers tell it (``prefix_exchange.py``).
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, TypeVar
@@ -36,6 +37,9 @@ AHEAD_LEVEL = 0.5
 """Taken from the priority, in the ledger, of requests that go ahead of their class
 (``router/fairness``). Workers, for which it is an integer, get an age instead."""
 
+SHORT_LEVEL = 0.75
+"""The same of short prompts, which engines compute beside all others of their class."""
+
 REPORT_WINDOW = 3
 """Own work is subtracted from a worker's report at its maximum over this many reports: a report may
 be older than what has since been answered, and own work must not look like that of other
@@ -47,6 +51,11 @@ MOST_NAMED = 64
 COUNT_S = 0.5
 """A worker counts its queue so often at least (``BEAT_S`` in engine/ipc/messages.py). An equal
 number that comes sooner may be the same count again."""
+
+
+def short_level(priority: float) -> float:
+    """Return the priority, in the ledger, of a short prompt."""
+    return math.ceil(priority) - SHORT_LEVEL
 
 
 class DecodeLoad(NamedTuple):

@@ -47,6 +47,8 @@ class PrefillState(NamedTuple):
     correction: float  # observed over predicted TTFT
     cached: int  # tokens of this prompt in the worker's prefix cache
     coming: int = 0  # those that will be there once the work in its queue is done
+    is_short: bool = False  # what is not cached is a short prompt, computed beside longer ones
+    beside_s: float = 0.0  # by which it takes longer beside these
 
     @property
     def reusable(self) -> int:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from cluster.simulator.devices.clock import SimulatedClock
 from cluster.simulator.devices.request import SimulatedRequest
 from cluster.sizing.snapshot import MachineModel
-from protocol.performance.step_model import StepModel
+from engine.scheduling.step_policy import short_first
+from protocol.performance.step_model import StepModel, is_short_prompt
 
 if TYPE_CHECKING:
     from cluster.simulator.devices.worker import SimulatedWorker
@@ -69,7 +70,9 @@ class PrefillStepRunner:
             return
         while self._older_waits() and self._worker.can_admit_prompt:
             self._admit()
-        counts = self._whole_chunks() or self._shared_step()
+        while self._short_waits() and self._worker.can_admit_prompt:
+            self._admit()  # as an engine admits all that fit before each step
+        counts = self._beside_short() or self._whole_chunks() or self._shared_step()
         if counts:
             self._begin(counts)
 
@@ -103,10 +106,15 @@ class PrefillStepRunner:
         queue = self._worker.queue
         return bool(queue) and (first is None or queue[0].age < first.age)
 
+    def _short_waits(self) -> bool:
+        worker, chunk = self._worker, self._chunk
+        return any(is_short_prompt(worker.uncached_tokens(r), chunk) for r in worker.queue)
+
     def _is_in_the_way(self, running: _RunningSteps) -> bool:
         """Return whether the rest of these chunks is not computed next."""
         dropped = any(self._was_dropped(r, running) for r in running.counts)
-        return dropped or self._older_waits() or self._worker.role != "prefill"
+        waits = self._older_waits() or self._short_waits()
+        return dropped or waits or self._worker.role != "prefill"
 
     def _was_dropped(self, request: SimulatedRequest, running: _RunningSteps) -> bool:
         return request not in self.prompts or request.attempt != running.attempts[request]
@@ -149,6 +157,20 @@ class PrefillStepRunner:
             count = min(whole, self._chunk) if self._older_waits() else whole
             return {request: count} if count > 0 else {}
         return {}
+
+    def _beside_short(self) -> dict[SimulatedRequest, int]:
+        """Return the tokens of a step in which short prompts go beside older and longer ones; none
+        where there are no such prompts."""
+        requests = list(self.prompts)
+        remaining = [r.context - done for r, done in self.prompts.items()]
+        order, short = short_first(remaining, self._chunk)
+        if not short:
+            return {}
+        counts, left = {}, self._chunk
+        for at in order:
+            counts[requests[at]] = min(left, remaining[at])
+            left -= counts[requests[at]]
+        return {r: n for r, n in counts.items() if n}
 
     def _shared_step(self) -> dict[SimulatedRequest, int]:
         counts, left = {}, self._chunk

@@ -21,6 +21,7 @@ from cluster.simulator.devices.clock import SimulatedClock
 from cluster.simulator.devices.request import SimulatedRequest
 from cluster.simulator.devices.router_queue import PRIORITY, RouterQueue
 from cluster.simulator.devices.worker import SimulatedWorker
+from protocol.performance.step_model import is_short_prompt
 from router.fairness.fair_queue import RoutedWork
 from router.fairness.virtual_counters import ExpectedCost
 from router.placement.admission import AdmissionLimits
@@ -31,10 +32,10 @@ from router.placement.choose import (
     choose_placement,
     decode_rank,
 )
-from router.placement.cost import Placement, queued_prompts_s
+from router.placement.cost import BESIDE_STEPS, Placement, queued_prompts_s, usable_tokens
 from router.placement.estimates import RoutingEstimates
 from router.placement.expected_prefixes import ExpectedPrefix
-from router.placement.ledger import DecodeLoad, PromptQueue, WorkLedger
+from router.placement.ledger import DecodeLoad, PromptQueue, WorkLedger, short_level
 from router.placement.prefix_index import PrefixIndex
 from router.placement.snapshot import (
     DecodeState,
@@ -166,11 +167,13 @@ class SimulatedRouter:
 
         snapshot = PlacementSnapshot(
             [
-                self._prefill_state(self.prefill.workers[place], queues[place], held)
+                self._prefill_state(
+                    self.prefill.workers[place], queues[place], held, request.context
+                )
                 for place in self._preselect(self.prefill, queues.__getitem__, held)
             ],
             [
-                self._decode_state(self.decode.workers[place], held)
+                self._decode_state(self.decode.workers[place], held, request.context)
                 for place in self._preselect(self.decode, rank, held)
             ],
             self.estimates.network(self.ledger.active),
@@ -203,19 +206,26 @@ class SimulatedRouter:
         return (near + [place for place in by_rank if place not in near])[:PRESELECTED]
 
     def _prefill_state(
-        self, worker: SimulatedWorker, queue_s: float, held: PromptPrefixes
+        self, worker: SimulatedWorker, queue_s: float, held: PromptPrefixes, tokens: int
     ) -> PrefillState:
         cached = held.cached.get(worker.name, 0) * CACHE_BLOCK_TOKENS
         coming = held.coming_tokens(worker.name)
         correction = self.estimates.correction(worker.name)
         chunk = worker.machine.chunk
-        return PrefillState(worker.name, worker.model, chunk, queue_s, correction, cached, coming)
+        is_short, beside_s = is_short_prompt(tokens - usable_tokens(cached, tokens), chunk), 0.0
+        if is_short and queue_s:
+            beside_s = min(queue_s, BESIDE_STEPS * worker.model.prefill_s(0, chunk, chunk))
+            queue_s = self.ledger.queue(worker.name).seconds(short_level(PRIORITY))
+        known = (worker.name, worker.model, chunk, queue_s, correction, cached, coming)
+        return PrefillState(*known, is_short, beside_s)
 
-    def _decode_state(self, worker: SimulatedWorker, held: PromptPrefixes) -> DecodeState:
+    def _decode_state(
+        self, worker: SimulatedWorker, held: PromptPrefixes, tokens: int
+    ) -> DecodeState:
         queue_s = _queue_s(worker, self.ledger.queue(worker.name))
         batch, used, free = self._decode_load(worker)
         return DecodeState(
-            self._prefill_state(worker, queue_s, held),
+            self._prefill_state(worker, queue_s, held, tokens),
             batch=batch,
             rows=worker.machine.max_batch,
             kv_used=used,
@@ -265,7 +275,7 @@ class SimulatedRouter:
             tokens=tokens,
             seconds=chosen.p.prefill_s,
             kv_tokens=int(request.context + self._expected_output) - chosen.d.cached,
-            priority=PRIORITY,
+            priority=short_level(PRIORITY) if chosen.p.is_short else PRIORITY,
             keys=request.blocks if chosen.p.fetch is None else (),
         )
         for other in self.others:  # until a report, which has what was sent before

@@ -18,7 +18,12 @@ from cluster.simulator.devices.batch import DraftPace, SimulatedBatch
 from cluster.simulator.devices.clock import SimulatedClock
 from cluster.simulator.devices.request import SimulatedRequest
 from cluster.sizing.snapshot import MachineModel
-from engine.scheduling.step_policy import StepBounds, StepState, plan_decode_step
+from engine.scheduling.step_policy import (
+    StepBounds,
+    StepState,
+    plan_decode_step,
+    short_first,
+)
 from protocol.performance.step_model import StepModel
 from router.placement.snapshot import Objectives
 
@@ -51,8 +56,11 @@ class ChunkedPrompts:
 
     def step(self, batch: SimulatedBatch) -> None:
         """Run one step of the batch with as much of the prompts as the policy puts into it."""
-        computed = list(self.requests.values())
-        remaining = [r.context - c for r, c in zip(self.requests, computed, strict=True)]
+        left = [r.context - c for r, c in self.requests.items()]
+        order, short = short_first(left, self._chunk)
+        requests = [list(self.requests)[at] for at in order]
+        computed = [self.requests[r] for r in requests]
+        remaining = [left[at] for at in order]
         state = StepState(
             decoding=batch.rows,
             decode_kv_tokens=int(batch.kv),
@@ -61,6 +69,7 @@ class ChunkedPrompts:
             chunk=self._chunk,
             bounds=self._bounds,
             step_time=self._coefficients,
+            short=short,
         )
         counts = plan_decode_step(state)
         added_s = sum(
@@ -68,7 +77,7 @@ class ChunkedPrompts:
             for before, count in zip(computed, counts, strict=True)
         )
         batch.advance(1, added_s)
-        for request, before, count in zip(list(self.requests), computed, counts, strict=True):
+        for request, before, count in zip(requests, computed, counts, strict=True):
             self.requests[request] = before + count
 
 

@@ -186,13 +186,17 @@ class SimulatedWorker:
             request.fetched = int(self._pool.preempted[request]) // BLOCK_TOKENS * BLOCK_TOKENS
         self._pool.take(request, self._pool_tokens(request))
         self._pool.serve_waiting()
-        held = self.cache.cached_tokens(request.blocks) if request.blocks else 0
-        request.cached = usable_tokens(max(held, request.fetched), request.context)
+        request.cached = request.context - self.uncached_tokens(request)
         request.tail = (request.context - request.cached - 1) % self.machine.chunk + 1
         request.stage = "computing"
         if request.decode is not self:
             self._listener.on_started(request)
         return request
+
+    def uncached_tokens(self, request: SimulatedRequest) -> int:
+        """Return the tokens of a queued prompt that are to be computed, if it starts now."""
+        held = self.cache.cached_tokens(request.blocks) if request.blocks else 0
+        return request.context - usable_tokens(max(held, request.fetched), request.context)
 
     def _pool_tokens(self, request: SimulatedRequest) -> int:
         """Return the pool tokens of a prompt; one that decodes elsewhere leaves soon."""

@@ -170,6 +170,21 @@ def test_workers_add_what_only_they_know() -> None:
     assert (found.residents, found.backlog_tokens) == (2.0, 900.0)
 
 
+def test_a_few_long_prompts_are_no_change_of_the_load() -> None:
+    """Three in 15 s instead of one in 100 s on average: 6 standard deviations, as is common of so
+    few. Sixty times as many prompts that are as short as the others are a change."""
+    for long, window_s in ((3, 295), (0, 15)):
+        sliding = SlidingWindow(60.0, 15.0)
+        for number in range(80):
+            some = [counted(10, seconds=0.0)]
+            some += [counted(1, prompt=10_000, seconds=0.0)] if number % 20 == 0 else []
+            sliding.add(TrafficCounts.together([*some, counted(0)]))
+        for _ in range(3):
+            more = counted(long // 3, prompt=10_000) if long else counted(200)
+            sliding.add(TrafficCounts.together([counted(10, seconds=0.0), more]))
+        assert mix(sliding).window_s == pytest.approx(window_s, abs=20)
+
+
 def test_bursts_that_are_usual_are_no_change_of_the_load() -> None:
     """Every minute brings a burst of 15 s with five times the rate. The first ones look like
     changes; later ones do not shorten the window."""

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from engine.scheduling import step_policy as decode_policy
 from engine.scheduling import step_policy as prefill_policy
-from engine.scheduling.step_policy import StepBounds, StepState, decode_step_budget_s
+from engine.scheduling.sequence import Phase
+from engine.scheduling.step_policy import (
+    StepBounds,
+    StepState,
+    decode_step_budget_s,
+    plan_decode_step,
+    plan_prefill_step,
+    short_first,
+)
 from protocol.performance.step_model import StepModel, StepWork
 from router.placement.cost import step_budget_s
 from router.placement.snapshot import Objectives
+from tests.engine.scheduler_harness import SchedulerHarness, make_request
 
 COST = StepModel(step=5e-3, row=1e-4, kv_token=1e-7, prompt_token=1e-4, prompt_pair=1e-8)
 
@@ -59,6 +70,54 @@ def test_policy_output_is_valid_for_any_state(state: StepState, plan: object) ->
     assert not short or sum(counts[short[0] + 1 :]) == 0
     if not state.decoding:
         assert sum(counts) == min(state.chunk, sum(state.remaining))
+
+
+@given(remaining=st.lists(st.integers(1, 4000), min_size=1), chunk=st.sampled_from([64, 512, 2048]))
+def test_short_prompts_go_beside_older_ones_in_a_quarter_of_a_step(
+    remaining: list[int], chunk: int
+) -> None:
+    order, short = short_first(remaining, chunk)
+    assert sorted(order) == list(range(len(remaining)))
+    first, others = order[:short], order[short:]
+    assert first == sorted(first) and others == sorted(others)
+    assert all(8 * remaining[at] <= chunk for at in first)
+    assert 4 * sum(remaining[at] for at in first) <= chunk
+    assert not short or (others and others[0] < first[-1]), "they go before nobody"
+
+
+@given(state=states(), plan=st.sampled_from([plan_decode_step, plan_prefill_step]))
+def test_short_prompts_leave_the_longer_ones_most_of_a_step(
+    state: StepState, plan: Callable[[StepState], list[int]]
+) -> None:
+    order, short = short_first(state.remaining, state.chunk)
+    remaining, computed = ([of[at] for at in order] for of in (state.remaining, state.computed))
+    changed = replace(state, remaining=remaining, computed=computed, short=short)
+    counts, alone = plan(changed), plan(replace(changed, remaining=remaining[short:],
+                                                computed=computed[short:], short=0))  # fmt: skip
+    least = min(32, state.chunk, sum(remaining))
+    assert least <= sum(counts) <= state.chunk
+    if short and state.step_time is not None and sum(alone) > 32:
+        assert sum(counts[:short]) > 0
+        assert sum(counts[short:]) > 0.3 * sum(alone)
+
+
+@pytest.mark.parametrize("decoding", [0, 8])
+def test_a_short_prompt_waits_for_no_long_one(decoding: int) -> None:
+    harness = SchedulerHarness(4000, rows=16, chunk=512)
+    long = harness.generate(0, make_request(list(range(20_000))))
+    urgent = harness.generate(1, make_request([7] * 20_000, priority=-1))
+    for handle in range(decoding):
+        harness.generate(100 + handle, make_request([3 + handle], max_tokens=200, priority=-1))
+        harness.step()
+    harness.step()
+    short = [harness.generate(2 + n, make_request([n] * 40)) for n in range(2)]
+    before = long.computed
+    harness.step()
+    assert not any(s.computed for s in short), "a more urgent class is not slowed"
+    harness.scheduler.finish(urgent)
+    harness.step()
+    assert all(s.phase is Phase.DECODE for s in short)
+    assert long.computed > before
 
 
 def own_budget_s(state: StepState) -> float:

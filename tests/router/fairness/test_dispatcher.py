@@ -221,14 +221,27 @@ def test_prompt_of_a_decode_worker_does_not_wait_for_prefill_workers() -> None:
     full = FakeWork(placement("d", queue_s=3.0, local=True))
     assert router.submit(full) is not None
     later = FakeWork(local)
-    assert router.submit(later) is not None, "another one waits for decode workers"
+    assert router.submit(later) is None and later.was_sent()
     full.now = local
     router.wait(0.2)
-    assert full.was_sent() and later.was_sent()
+    assert full.was_sent()
     assert not any(work.was_sent() for work in waiting)
     [no_row] = router.filled(1, NO_ROW)
     assert router.submit(FakeWork(local)) is not None
     assert not no_row.was_sent()
+
+
+def test_a_short_prompt_goes_beside_longer_ones_while_there_is_room() -> None:
+    router = Router()
+    waiting = [*router.filled(30), *router.filled(3, placement("d", queue_s=3.0, local=True))]
+    for local in (False, True):
+        assert router.submit(FakeWork(placement("d", local=local, is_short=True))) is None
+    full = FakeWork(placement("p", queue_s=0.2, is_short=True))
+    assert router.submit(full) is not None
+    assert router.submit(FakeWork(placement("d", is_short=True))) is not None, "one waits already"
+    full.now = placement("p", is_short=True)
+    router.wait(0.2)
+    assert full.was_sent() and not any(work.was_sent() for work in waiting)
 
 
 def test_an_overload_of_prefill_workers_refuses_no_prompt_of_a_decode_worker() -> None:

@@ -138,9 +138,9 @@ def test_first_of_those_that_await_none_of_the_blocked_workers() -> None:
     queue = new_queue(first, second, other)
     queue.set_awaits(other, "q")
     assert queue.first_beside(()) is first and queue.first_beside({"p"}) is second
-    assert not new_queue(waiting(A)).all_await_prefill
+    assert not new_queue(waiting(A)).all_await_compute
     queue.set_awaits(second, "p")
-    assert queue.all_await_prefill and queue.first_beside({"p"}) is other
+    assert queue.all_await_compute and queue.first_beside({"p"}) is other
     assert queue.first_beside({"p", "q"}) is None
     queue.counters.charge("a", 1000.0)
     assert queue.first_beside(()) is other, "its tenant is next now"
@@ -151,7 +151,7 @@ def test_first_of_those_that_await_none_of_the_blocked_workers() -> None:
     for request in (first, second, other):
         queue.remove(request)
         queue.remove(request)
-    assert queue.all_await_prefill and queue.first_beside(()) is None and not queue._awaited
+    assert queue.all_await_compute and queue.first_beside(()) is None and not queue._awaited
 
 
 def test_requests_in_the_order_in_which_they_were_placed() -> None:

@@ -9,11 +9,12 @@ from router.placement.cost import DecodeTerms, Placement, PrefillTerms
 
 
 def placement(
-    worker: str = "p", queue_s: float = 0.0, wait_s: float = 0.0, *, local: bool = False
-) -> Placement:
+    worker: str = "p", queue_s: float = 0.0, wait_s: float = 0.0, *, local: bool = False,
+    is_short: bool = False,
+) -> Placement:  # fmt: skip
     """A placement whose prompt takes 1 s after ``queue_s``, and that waits ``wait_s`` for a row.
     ``local``: ``worker`` decodes, too."""
-    p = PrefillTerms(worker, 0, None, queue_s, 1.0, queue_s + 1.0, 1.0, 1, 0.0)
+    p = PrefillTerms(worker, 0, None, queue_s, 1.0, queue_s + 1.0, 1.0, 1, 0.0, 0.0, is_short)
     d = DecodeTerms("d", 0, 1, 0, 0.0, 0.01, wait_s, 0.0, 0.0, True)
     ttft_s = queue_s + 1.0
     return Placement(

@@ -140,18 +140,36 @@ def test_prompts_without_a_common_prefix_spread_over_all_workers() -> None:
     assert len(set(pool.computing)) == 8
 
 
+def test_a_short_prompt_goes_to_a_busy_worker_and_is_predicted_to_share_its_next_step() -> None:
+    """Steps of 512 tokens take 61 ms. Each of the two workers has a prompt of ten steps, one more
+    waits for them, and each short prompt goes to the worker that has none."""
+    pool = SiblingPool(1, 1)
+    for number in range(3):
+        pool.enter([number] * 5000)
+    assert len(pool.placed) == 2 and pool.router.dispatcher.queue.length == 1
+    for number in range(2):
+        pool.enter([10 + number] * 40)
+    assert len(pool.placed) == 4 and pool.router.dispatcher.queue.length == 1
+    assert sorted(pool.computing[2:]) == ["d0", "p0"]
+    for chosen in (placed.choice.chosen for placed in pool.placed[2:]):
+        assert chosen.p.is_short and chosen.p.queue_s == 0
+        assert chosen.ttft_s == pytest.approx(1.5 * 0.061 + 0.014, abs=0.005)
+    pool.enter([20] * 600)
+    assert len(pool.placed) == 4, "it is not short, and waits"
+
+
 def test_first_token_makes_it_cached_at_once_and_the_second_one_at_the_decode_worker() -> None:
     pool = SiblingPool(decodes=2)
     pool.enter([5] * COLD)
     [ticket], chosen = pool.tickets, pool.placed[0].choice.chosen
     keys = block_keys(ROOT, [5] * COLD)
-    assert not pool.placer._view(keys, 0).cached
+    assert not pool.placer._view(keys, 0, COLD).cached
     ticket.on_tokens()
-    assert set(pool.placer._view(keys, 0).cached) == {chosen.p.instance}
+    assert set(pool.placer._view(keys, 0, COLD).cached) == {chosen.p.instance}
     ticket.on_tokens()
-    assert set(pool.placer._view(keys, 0).cached) == {chosen.p.instance, chosen.decode}
+    assert set(pool.placer._view(keys, 0, COLD).cached) == {chosen.p.instance, chosen.decode}
     pool.router.wait(LINGER_S + 0.1)
-    assert not pool.placer._view(keys, 0).cached, "the events should have come"
+    assert not pool.placer._view(keys, 0, COLD).cached, "the events should have come"
 
 
 def test_an_attempt_that_ends_before_its_first_token_leaves_nothing() -> None:
