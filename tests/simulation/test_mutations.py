@@ -64,7 +64,7 @@ MUTATIONS = {
         SilenceDetector, "after_own_pause", every_loss_is_a_death, ROUTER_PAUSES, 30, "0 faults"
     ),
     "a link times out before a frame is due": Mutation(
-        CreditWindow, "stalled_s", stalled_since_the_credit, PREFILL_QUEUES, 15, "blames its link"
+        CreditWindow, "stalled_s", stalled_since_the_credit, PREFILL_QUEUES, 40, "blames its link"
     ),
     "an attempt loses its place": Mutation(
         Request, "resumed", resumed_as_new, DEATHS, 30, "of its age"
