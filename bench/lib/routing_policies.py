@@ -55,7 +55,7 @@ def least_loaded(
     query: PlacementQuery, snapshot: PlacementSnapshot, goals: Objectives, rng: Random
 ) -> PlacementChoice | None:
     """Choose the worker of each pool with the shortest queue or the fewest requests."""
-    return _by_rank(lambda w: w.queue_s, lambda w: w.batch, query, snapshot, goals)
+    return _by_rank(lambda w: w.busy_s, lambda w: w.batch, query, snapshot, goals)
 
 
 def overlap_only(
@@ -63,7 +63,7 @@ def overlap_only(
 ) -> PlacementChoice | None:
     """Choose the worker of each pool with the longest cached prefix; on a tie the less loaded."""
     return _by_rank(
-        lambda w: (-w.cached, w.queue_s),
+        lambda w: (-w.cached, w.busy_s),
         lambda w: (-w.cached, w.batch),
         *(query, snapshot, goals),
     )

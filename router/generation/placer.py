@@ -264,7 +264,8 @@ class Placer:
         coming = view.coming[instance][0] * BLOCK_TOKENS if instance in view.coming else 0
         correction = self.estimates.correction(instance, view.neighbours(record))
         queue = self._ledger.queues.get(instance)
-        is_short = is_short_prompt(view.tokens - usable_tokens(cached, view.tokens), chunk)
+        missing = view.tokens - usable_tokens(cached, view.tokens)
+        is_short = is_short_prompt(missing, chunk) and not coming  # which it would wait for
         queue_s = beside_s = 0.0
         if queue is not None and (queue.requests or queue.others):
             others_s, step_s = 0.0, model.prefill_s(0, chunk, chunk)
@@ -272,8 +273,9 @@ class Placer:
                 others_s = queued_prompts_s(model, queue.others, queue.other_prompts, chunk)
             queue_s = queue.seconds(view.level, others_s, step_s)
             if is_short:
-                beside_s = min(queue_s, BESIDE_STEPS * step_s)
-                queue_s = queue.seconds(short_level(view.level))
+                short_s = queue.seconds(short_level(view.level))
+                beside_s = min(max(0.0, queue_s - short_s), BESIDE_STEPS * step_s)
+                queue_s = short_s
         known = (instance, model, chunk, queue_s, correction, cached, coming)
         return PrefillState(*known, is_short, beside_s)
 

@@ -97,7 +97,7 @@ def placement_candidates(
     def rank(w: DecodeState) -> PreselectionRank:
         return decode_rank(query, w.cached, w.batch, w.rows, w.kv_free, w.kv_total)
 
-    near_p = preselect_workers(snapshot.prefill, attrgetter("queue_s"))
+    near_p = preselect_workers(snapshot.prefill, attrgetter("busy_s"))
     near_d = preselect_workers(snapshot.decode, rank)
     prefill = [prefill_terms(w, best, query, net, goals) for w in near_p]
     found = []

@@ -193,7 +193,7 @@ def prefill_terms(
     ttft_s = begins + worker.beside_s + prefill_s
     return PrefillTerms(
         *(worker.instance, cached, fetch, worker.queue_s, prefill_s, ttft_s),
-        *(worker.correction, tail, worker.queue_s / goals.ttft_s),
+        *(worker.correction, tail, worker.busy_s / goals.ttft_s),
         *(DELAY_SHARE * prefill_s / goals.ttft_s, worker.is_short),
     )
 

@@ -55,6 +55,11 @@ class PrefillState(NamedTuple):
         """Return the tokens of the prompt that it will have when it computes the rest."""
         return max(self.cached, self.coming)
 
+    @property
+    def busy_s(self) -> float:
+        """Return by how many seconds its other prompts delay this one."""
+        return self.queue_s + self.beside_s
+
 
 class DecodeState(NamedTuple):
     """One worker, seen as a candidate for the decode; ``own`` describes it as a prefill worker."""

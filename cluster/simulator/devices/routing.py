@@ -212,10 +212,12 @@ class SimulatedRouter:
         coming = held.coming_tokens(worker.name)
         correction = self.estimates.correction(worker.name)
         chunk = worker.machine.chunk
-        is_short, beside_s = is_short_prompt(tokens - usable_tokens(cached, tokens), chunk), 0.0
+        is_short = is_short_prompt(tokens - usable_tokens(cached, tokens), chunk) and not coming
+        beside_s = 0.0
         if is_short and queue_s:
-            beside_s = min(queue_s, BESIDE_STEPS * worker.model.prefill_s(0, chunk, chunk))
-            queue_s = self.ledger.queue(worker.name).seconds(short_level(PRIORITY))
+            short_s = self.ledger.queue(worker.name).seconds(short_level(PRIORITY))
+            steps_s = BESIDE_STEPS * worker.model.prefill_s(0, chunk, chunk)
+            beside_s, queue_s = min(max(0.0, queue_s - short_s), steps_s), short_s
         known = (worker.name, worker.model, chunk, queue_s, correction, cached, coming)
         return PrefillState(*known, is_short, beside_s)
 
