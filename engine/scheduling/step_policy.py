@@ -90,7 +90,7 @@ def short_first(remaining: Seq[int], chunk: int) -> tuple[list[int], int]:
 def chunks_within_seconds(state: StepState, seconds: float) -> list[int]:
     """Give prompt tokens to the most urgent sequences first while the predicted step stays within
     ``seconds``: at most ``chunk``, and at least one block, so that prefill makes progress however
-    long decoding takes."""
+    long decoding takes. Short ones that come first get half of the seconds at most."""
     least = min(BLOCK_TOKENS, state.chunk)
     if state.step_time is None:
         return chunks_in_order(state.remaining, max(least, state.chunk // CHUNK_SHARE_BEFORE_FIT))
@@ -112,8 +112,11 @@ def chunks_within_seconds(state: StepState, seconds: float) -> list[int]:
         )
         used_s += added_s
         left = left - added_s if count == tokens else 0.0  # later sequences do not overtake it
-    if sum(counts) < least:
-        return chunks_in_order(state.remaining, least)
+    if sum(counts) < least:  # too little to share: the oldest goes on, and none starves
+        others = len(state.remaining) - state.short
+        turn = [*state.remaining[state.short :], *state.remaining[: state.short]]
+        counts = chunks_in_order(turn, least)
+        return counts[others:] + counts[:others]
     return counts
 
 
@@ -189,9 +192,9 @@ class StepPlanner:
 def plan_prefill_step(state: StepState) -> list[int]:
     """Return the prompt tokens to compute for each prefill: [prefills].
 
-    The most urgent prompt comes first and may take the whole chunk, so that its TTFT is not spent
-    on prompts behind it; a short prompt shares the step with the tail of the one before it. No
-    budget bounds the step unless one is configured, because no stream waits for its next token."""
+    The most urgent prompt comes first and may take what short ones leave of the chunk, so that its
+    TTFT is not spent on prompts behind it; others share the step with the tail of the one before.
+    No budget bounds the step unless one is configured: no stream waits for its next token."""
     return choose_chunks(state, math.inf)
 
 

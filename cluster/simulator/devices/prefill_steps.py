@@ -1,10 +1,11 @@
 """The steps of a simulated prefill worker: prompts by age, several of them in one step.
 
-A step computes ``chunk`` prompt tokens. The oldest prompt may take all of them, and what its last
-chunk leaves goes to those behind it, as in ``engine/scheduling``. The whole chunks of a long prompt
-are one event, unless an older prompt, which a fetch or a failure has delayed, comes meanwhile, the
-prompt is dropped, or the worker becomes a decode worker, which computes the rest in its own steps:
-then the chunk that is being computed is the last one.
+A step computes ``chunk`` prompt tokens. The oldest prompt may take all of them that short ones
+leave, and what its last chunk leaves goes to those behind it, as in ``engine/scheduling``. The
+whole chunks of a long prompt are one event, unless a short prompt comes meanwhile, or an older one,
+which a fetch or a failure has delayed, the prompt is dropped, or the worker becomes a decode
+worker, which computes the rest in its own steps: then the chunk that is being computed is the last
+one.
 """
 
 from __future__ import annotations

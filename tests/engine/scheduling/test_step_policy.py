@@ -101,6 +101,11 @@ def test_short_prompts_leave_the_longer_ones_most_of_a_step(
         assert sum(counts[short:]) > 0.3 * sum(alone)
 
 
+def test_the_oldest_prompt_goes_on_where_a_step_has_room_for_one_block() -> None:
+    full = state(remaining=[20, 20, 4000], short=2, bounds=StepBounds(0.001))
+    assert plan_decode_step(full) == [0, 0, 32]
+
+
 @pytest.mark.parametrize("decoding", [0, 8])
 def test_a_short_prompt_waits_for_no_long_one(decoding: int) -> None:
     harness = SchedulerHarness(4000, rows=16, chunk=512)
