@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 
 import pytest
 
@@ -62,7 +61,7 @@ def _there(name: str) -> bool:
     return shutil.which(name, path=_PATH) is not None
 
 
-def heed_interrupts() -> None:
-    """Let a process that is about to start end by SIGINT: shells ignore it in the background, and
-    every process that they start inherits that."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+HEED_INTERRUPTS = ("env", "--default-signal=INT")
+"""Before a command: SIGINT ends it. Shells ignore it in the background, and every process that they
+start inherits that. A ``preexec_fn`` would fork beside the threads of gRPC, which may end in the
+child before the command starts."""

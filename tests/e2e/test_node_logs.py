@@ -15,7 +15,7 @@ import pytest
 from cluster.local import run_state
 from cluster.local.processes import RUN_DIR_VARIABLE, kill_run_processes
 from cluster.serve import ray_runtime
-from tests.system import heed_interrupts
+from tests.system import HEED_INTERRUPTS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.system, pytest.mark.timeout(120)]
 
@@ -75,11 +75,10 @@ def test_logs_of_all_nodes_are_printed_and_followed(run_dir: Path) -> None:
     assert re.search(expected, refused.stderr)
 
     following = subprocess.Popen(
-        [*logs, "1a2b3c4d", "--follow"],
+        [*HEED_INTERRUPTS, *logs, "1a2b3c4d", "--follow"],
         env=environment,
         stdout=subprocess.PIPE,
         text=True,
-        preexec_fn=heed_interrupts,
     )
     assert following.stdout is not None
     assert following.stdout.readline().endswith("1a2b3c4d: killed by signal 9\n")

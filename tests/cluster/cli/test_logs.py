@@ -25,7 +25,7 @@ from cluster.local.start_report import (
     StartEventWriter,
 )
 from cluster.local.timed_log import with_time
-from tests.system import heed_interrupts
+from tests.system import HEED_INTERRUPTS
 
 HEAD = ":job_id:01000000\n:actor_name:ServeReplica:baton-{}:Worker\n"
 runner = CliRunner()
@@ -145,9 +145,9 @@ def test_kept_logs_are_bounded(home: ClusterHome, monkeypatch: pytest.MonkeyPatc
 def test_follow_prints_what_is_appended_and_what_starts_later(home: ClusterHome) -> None:
     lock = home.lock()
     assert lock is not None
-    command = [sys.executable, "-m", "cluster.cli.main", "logs", "decode", "--follow", "-n", "1"]
+    follow = [sys.executable, "-m", "cluster.cli.main", "logs", "decode", "--follow", "-n", "1"]
     following = subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, pass_fds=(lock,), preexec_fn=heed_interrupts
+        [*HEED_INTERRUPTS, *follow], stdout=subprocess.PIPE, text=True, pass_fds=(lock,)
     )
     try:
         assert following.stdout is not None
