@@ -20,7 +20,7 @@ from protocol.registry.directory import WorkerRecord
 from protocol.requests import Request, request_digest, request_to_wire
 from protocol.wire import wire_pb2 as pb
 from router.placement.choose import PlacementChoice, choose_placement
-from router.placement.cost import BESIDE_STEPS, Placement, queued_prompts_s, usable_tokens
+from router.placement.cost import Placement, beside_longer_s, queued_prompts_s, usable_tokens
 from router.placement.estimates import RoutingEstimates
 from router.placement.expected_prefixes import ExpectedPrefix
 from router.placement.ledger import AHEAD_LEVEL, PlacementTicket, WorkLedger, short_level
@@ -274,7 +274,7 @@ class Placer:
             queue_s = queue.seconds(view.level, others_s, step_s)
             if is_short:
                 short_s = queue.seconds(short_level(view.level))
-                beside_s = min(max(0.0, queue_s - short_s), BESIDE_STEPS * step_s)
+                beside_s = beside_longer_s(queue_s, short_s, step_s)
                 queue_s = short_s
         known = (instance, model, chunk, queue_s, correction, cached, coming)
         return PrefillState(*known, is_short, beside_s)

@@ -133,6 +133,12 @@ def queued_prompts_s(model: StepModel, tokens: int, prompts: int, chunk: int) ->
     return steps_s + prompts * model.prompt_s(0, tokens // max(1, prompts))
 
 
+def beside_longer_s(queue_s: float, short_s: float, step_s: float) -> float:
+    """Return the seconds that a short prompt takes longer because others share its step of
+    ``step_s``. ``queue_s``: of all queued prompts, ``short_s`` of which are short, too."""
+    return min(max(0.0, queue_s - short_s), BESIDE_STEPS * step_s)
+
+
 def objective_cost(x: float) -> float:
     """Return h(x) for a predicted latency that is ``x`` times its objective."""
     return x + MISS_WEIGHT * (x - 1) if x > 1 else x

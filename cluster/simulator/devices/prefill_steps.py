@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from cluster.simulator.devices.clock import SimulatedClock
 from cluster.simulator.devices.request import SimulatedRequest
 from cluster.sizing.snapshot import MachineModel
-from engine.scheduling.step_policy import short_first
+from engine.scheduling.step_policy import chunks_in_order, short_first
 from protocol.performance.step_model import StepModel, is_short_prompt
 
 if TYPE_CHECKING:
@@ -167,11 +167,8 @@ class PrefillStepRunner:
         order, short = short_first(remaining, self._chunk)
         if not short:
             return {}
-        counts, left = {}, self._chunk
-        for at in order:
-            counts[requests[at]] = min(left, remaining[at])
-            left -= counts[requests[at]]
-        return {r: n for r, n in counts.items() if n}
+        counts = chunks_in_order([remaining[at] for at in order], self._chunk)
+        return {requests[at]: n for at, n in zip(order, counts, strict=True) if n}
 
     def _shared_step(self) -> dict[SimulatedRequest, int]:
         counts, left = {}, self._chunk

@@ -32,7 +32,7 @@ from router.placement.choose import (
     choose_placement,
     decode_rank,
 )
-from router.placement.cost import BESIDE_STEPS, Placement, queued_prompts_s, usable_tokens
+from router.placement.cost import Placement, beside_longer_s, queued_prompts_s, usable_tokens
 from router.placement.estimates import RoutingEstimates
 from router.placement.expected_prefixes import ExpectedPrefix
 from router.placement.ledger import DecodeLoad, PromptQueue, WorkLedger, short_level
@@ -216,8 +216,8 @@ class SimulatedRouter:
         beside_s = 0.0
         if is_short and queue_s:
             short_s = self.ledger.queue(worker.name).seconds(short_level(PRIORITY))
-            steps_s = BESIDE_STEPS * worker.model.prefill_s(0, chunk, chunk)
-            beside_s, queue_s = min(max(0.0, queue_s - short_s), steps_s), short_s
+            step_s = worker.model.prefill_s(0, chunk, chunk)
+            beside_s, queue_s = beside_longer_s(queue_s, short_s, step_s), short_s
         known = (worker.name, worker.model, chunk, queue_s, correction, cached, coming)
         return PrefillState(*known, is_short, beside_s)
 
