@@ -1,6 +1,6 @@
 """What it gains to reserve a decode worker's pages late, on fixed pools in the simulator.
 
-    python -m bench.simulator.reservation --traces FOLDER [14P+3D 14P+5D ...]
+    python -m bench.simulator.reservation --traces FOLDER [--splits 14+3,14+5]
 
 The traffic is one copy of Mooncake's conversation trace, a quarter of what
 ``bench.pools`` plays. Each split of workers is simulated twice: with pages that are
@@ -11,28 +11,19 @@ prefill starts. The figure is the share of the requests that meet both objective
 from __future__ import annotations
 
 import argparse
-import re
 from pathlib import Path
 from unittest import mock
 
 from bench.lib.report import ResultRow, finish
-from bench.pools import mooncake
-from bench.simulator.split_search import PoolSplit
+from bench.simulator.split_search import PoolSplit, parse_splits
+from bench.simulator.studies import mooncake
 from cluster.simulator.devices.transfer import KvCarrier
 from cluster.simulator.result import meets_objectives
 from cluster.simulator.scenario import parse_scenario
 from cluster.simulator.simulation import simulate
 
-SPLITS = ("14P+2D", "14P+3D", "14P+4D", "14P+5D")
+SPLITS = "14+2,14+3,14+4,14+5"
 ONE_COPY_GPUS = 15.0
-
-
-def parse_split(text: str) -> PoolSplit:
-    """Return the split in a text like 14P+3D. Raises ArgumentTypeError."""
-    found = re.fullmatch(r"([1-9]\d*)P\+([1-9]\d*)D", text)
-    if found is None:
-        raise argparse.ArgumentTypeError(f"a split like 14P+3D was expected, not {text!r}")
-    return PoolSplit(int(found[1]), int(found[2]))
 
 
 def attained(traces: Path, split: PoolSplit) -> float:
@@ -59,10 +50,9 @@ def rows(traces: Path, split: PoolSplit) -> list[ResultRow]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--traces", type=Path, required=True)
-    parser.add_argument("splits", nargs="*", type=parse_split)
+    parser.add_argument("--splits", type=parse_splits, default=SPLITS, help="P+D,P+D,...")
     args = parser.parse_args()
-    splits = args.splits or [parse_split(text) for text in SPLITS]
-    finish("reservation", [row for split in splits for row in rows(args.traces, split)])
+    finish("reservation", [row for split in args.splits for row in rows(args.traces, split)])
 
 
 if __name__ == "__main__":

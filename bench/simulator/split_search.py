@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import math
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -39,6 +41,14 @@ class PoolSplit(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.prefill}P+{self.decode}D"
+
+
+def parse_splits(text: str) -> list[PoolSplit]:
+    """Parse ``P+D,P+D``. Raises ArgumentTypeError."""
+    found = [re.fullmatch(r"([1-9]\d*)\+([1-9]\d*)", part) for part in text.split(",")]
+    if not all(found):
+        raise argparse.ArgumentTypeError(f"expected P+D,P+D,... and not {text!r}")
+    return [PoolSplit(int(each[1]), int(each[2])) for each in found if each]
 
 
 class SplitTrial:

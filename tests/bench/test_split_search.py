@@ -9,8 +9,15 @@ from typing import cast
 
 import pytest
 
-from bench.pools import MACHINES, first_of, parse_splits
-from bench.simulator.split_search import PoolSplit, SplitTrial, allowed_misses, cache_prompts
+from bench.pools import first_of
+from bench.simulator.split_search import (
+    PoolSplit,
+    SplitTrial,
+    allowed_misses,
+    cache_prompts,
+    parse_splits,
+)
+from bench.simulator.studies import MACHINES
 from cluster.simulator.devices.cache import CACHE_BLOCK_TOKENS, SimulatedCache
 from cluster.simulator.devices.request import SimulatedRequest
 from cluster.simulator.scenario import parse_scenario
