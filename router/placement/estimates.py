@@ -31,6 +31,9 @@ CORRECTION_RANGE = (0.5, 2.0)
 MOST_SURPRISE = 0.2
 """Largest error in the logarithm of a factor that one request corrects: a single stall is not a
 trend."""
+STEADY_S = 0.2
+"""A request that is predicted to compute for less weighs less, in proportion: its time is mostly
+that of processes, and what is predicted before a worker knows its own steps is a guess."""
 MIN_RATIO = 1e-3
 """A smaller one of observed over predicted counts as this."""
 MAX_NEIGHBOURS = 8
@@ -87,16 +90,17 @@ class TtftCorrections:
         of_worker = self._of_worker.get(instance, 0.0)
         return math.exp(of_worker + self._of_neighbours(min(neighbours, MAX_NEIGHBOURS)))
 
-    def record(self, instance: str, neighbours: int, ratio: float) -> None:
-        """Learn from one observed time over its prediction without any correction."""
+    def record(self, instance: str, neighbours: int, predicted_s: float, observed_s: float) -> None:
+        """Learn from one observed time; ``predicted_s``: without any correction."""
         neighbours = min(neighbours, MAX_NEIGHBOURS)
         of_worker, beside = self._of_worker.get(instance, 0.0), self._of_neighbours(neighbours)
-        error = math.log(max(MIN_RATIO, ratio)) - of_worker - beside
+        error = math.log(max(MIN_RATIO, observed_s / predicted_s)) - of_worker - beside
         error = min(MOST_SURPRISE, max(-MOST_SURPRISE, error))
-        weight = _next_weight(self._seen, instance)
+        weight = min(_next_weight(self._seen, instance), predicted_s / STEADY_S)
         self._of_worker[instance] = _clamped(of_worker + weight * error)
         if neighbours:
-            self._beside[neighbours] = _clamped(beside + EWMA_WEIGHT * error)
+            weight = min(EWMA_WEIGHT, predicted_s / STEADY_S)
+            self._beside[neighbours] = _clamped(beside + weight * error)
 
     def retain(self, instances: Collection[str]) -> None:
         for instance in [i for i in self._of_worker if i not in instances]:
@@ -169,7 +173,7 @@ class RoutingEstimates:
         """Learn the correction from the seconds in the queue and of the prefill; ``predicted_s``
         does not include any."""
         if predicted_s > 0:
-            self._corrections.record(instance, neighbours, observed_s / predicted_s)
+            self._corrections.record(instance, neighbours, predicted_s, observed_s)
 
     def retain(self, instances: Collection[str]) -> None:
         """Drop the estimates of all workers but these."""

@@ -109,6 +109,18 @@ def test_the_first_values_weigh_more() -> None:
     assert learned.correction("p") == pytest.approx(1.3, rel=0.05)
 
 
+def test_a_few_short_prompts_say_little_of_long_ones() -> None:
+    """The first requests of a new cluster are a few tokens long, and their workers do not know
+    their own steps yet. A worker that looks slow since then would be avoided, and so stay slow."""
+    learned = RoutingEstimates()
+    for _ in range(3):
+        learned.record_first_token("d", 0.01, 0.08)
+    assert learned.correction("d") < 1.05
+    for _ in range(300):  # where all prompts are short, the factor is theirs
+        learned.record_first_token("d", 0.01, 0.015)
+    assert learned.correction("d") == pytest.approx(1.5, rel=0.01)
+
+
 def test_what_is_known_of_workers_that_left_is_dropped() -> None:
     learned = RoutingEstimates()
     for name in ("p", "q"):
