@@ -91,7 +91,8 @@ class Engine:
         )
         self.pool = make_pool(self.format, config.pages, model.dtype, model.device)
         self.manager = BlockManager(config.pages)
-        self.step_time = StepTimeModel()
+        cost = pass_cost(model.config, self.format, model.weights.bytes, model.dtype.itemsize)
+        self.step_time = StepTimeModel(cost.pair_rows)
         self._timer = StepTimer(self.step_time, clock, core_clock)
         self._clock = clock
         bounds = StepBounds.from_settings(config)
@@ -105,7 +106,6 @@ class Engine:
         table = SamplingTable(rows, length, vocab, eos, model.device)
         self.state = RowState(rows, pages, table)
         self.speculator: Speculator | None = None
-        cost = pass_cost(model.config, self.format, model.weights.bytes, model.dtype.itemsize)
         self._stepper = Stepper(model, self.pool, self.scheduler, self.state, self._timer, cost)
 
     def speculate(self, speculator: Speculator) -> None:

@@ -33,6 +33,12 @@ class PassCost(msgspec.Struct, frozen=True, kw_only=True):
     expert_share: float = 0.0  # share of the experts that one row uses
     kv_bytes: float  # per token, in one layer
 
+    @property
+    def pair_rows(self) -> float:
+        """The FLOPs of a pair in all layers without a window, as a share of a row's."""
+        whole = sum(count for window, count in self.reaches if not window)
+        return whole * self.pair_flops / self.row_flops
+
     def weight_bytes(self, rows: int) -> float:
         """Return the weight bytes that a pass over ``rows`` reads, if rows choose experts evenly
         and independently."""

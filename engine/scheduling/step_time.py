@@ -15,6 +15,10 @@ and Peng, "Recursive least squares with forgetting for online estimation of vehi
 grade", Vehicle System Dynamics 43, 2005). Each step is weighted by its relative error, so long
 steps do not dominate short ones.
 
+Short prompts say little of c4, which decides how long a prompt of 100,000 tokens takes: what chance
+makes of it may be five times too much. So where steps do not tell, c4 is c3 times the FLOPs of a
+pair over those of a row: a normal prior of c4 / c3, as in Bayesian linear regression.
+
 Engines that share cores slow each other, by one factor whatever a step computes. On a CPU a step
 is measured twice: by the time of the processor, which the fit explains, and by the clock. Their
 ratio in recent steps is the slowdown, and ``coefficients`` are those of the fit times the slowdown.
@@ -60,6 +64,10 @@ FIT_EVERY = 4
 LEAST_INFORMATION = 1e-9
 """Of each coefficient, as a share of the mean, so that A can be inverted."""
 
+PAIR_INFORMATION = 0.003
+"""Of the prior of c4, in steps whose time is all of pairs. Steps differ from their predictions by
+some 5%, and c4 may be half or twice what the FLOPs say."""
+
 MIN_STEP_S = 1e-5
 """Shorter durations measure the clock rather than the step."""
 
@@ -75,9 +83,13 @@ _SIZES = np.array([1.0, 8.0, 4096.0, 256.0, 65536.0])  # [5] typical features, f
 
 
 class StepTimeModel:
-    """The fitted model of one engine; ``observe`` is called after every step."""
+    """The fitted model of one engine; ``observe`` is called after every step.
 
-    def __init__(self) -> None:
+    ``pair_rows``: FLOPs of a pair of query and key, as a share of a row's; 0: they are not known.
+    """
+
+    def __init__(self, pair_rows: float = 0.0) -> None:
+        self._pair_rows = pair_rows
         self.reset()
 
     def reset(self) -> None:
@@ -141,13 +153,26 @@ class StepTimeModel:
         evidence = known @ self._scaled + self._new_evidence
         known += self._new_information
         least = LEAST_INFORMATION * known.trace() / len(known) * np.eye(len(known))
-        self._scaled = _solve_non_negative(known + least, evidence + least @ self._scaled)
-        self._information, self._uncertainty = known, np.linalg.inv(known + least)
+        whole = known + least + self._pair_prior()
+        self._scaled = _solve_non_negative(whole, evidence + least @ self._scaled)
+        self._information, self._uncertainty = known, np.linalg.inv(whole)
         self._clear_new()
         seen = tuple(map(max, self._seen, LEAST_SEEN))
         alone = self._scaled / _SIZES
         self._alone = StepModel(*alone.tolist(), *seen)
         self.coefficients = StepModel(*(self.slowdown * alone).tolist(), *seen)
+
+    def _pair_prior(self) -> Vector:
+        """Return the information [5, 5] that c4 is pair_rows * c3, relative to the larger of both,
+        so that half and twice as much are about as likely. It is of the model, not of any step, and
+        so is never forgotten."""
+        _, _, _, token_s, pair_s = self._scaled / _SIZES
+        expected_s = self._pair_rows * token_s
+        if expected_s <= 0:
+            return np.zeros((5, 5))
+        ratio = np.array((0.0, 0.0, 0.0, -self._pair_rows, 1.0)) / _SIZES / max(expected_s, pair_s)
+        prior: Vector = PAIR_INFORMATION * np.multiply.outer(ratio, ratio)
+        return prior
 
 
 class StepTimer:

@@ -19,7 +19,7 @@ several steps of a size that was seen would take. In between the prediction rise
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 DEFAULT_CHUNK = 512
@@ -161,17 +161,20 @@ def complete_step_model(model: StepModel | None, others: StepModel) -> StepModel
 def trusted_alike(models: dict[str, StepModel]) -> dict[str, StepModel]:
     """Return the models, all trusted up to the largest step that any worker has run. A model that
     is trusted less predicts longer steps, so a worker with few requests so far would get none."""
-    if not models:
-        return {}
-    rows = max(m.rows_seen for m in models.values())
-    kv_tokens = max(m.kv_tokens_seen for m in models.values())
-    prompt_tokens = max(m.prompt_tokens_seen for m in models.values())
-    seen = {"rows_seen": rows, "kv_tokens_seen": kv_tokens, "prompt_tokens_seen": prompt_tokens}
-    return {instance: m._replace(**seen) for instance, m in models.items()}
+    seen = _largest_seen(models.values())
+    return {instance: StepModel(*m[:_COEFFICIENTS], *seen) for instance, m in models.items()}
 
 
 def _mean(models: Sequence[StepModel]) -> StepModel:
-    return StepModel(*(sum(column) / len(models) for column in zip(*models, strict=True)))
+    columns = list(zip(*models, strict=True))[:_COEFFICIENTS]
+    return StepModel(*(sum(column) / len(models) for column in columns), *_largest_seen(models))
+
+
+def _largest_seen(models: Collection[StepModel]) -> list[float]:
+    """Return the largest sizes of steps that any worker has run, infinite where none says so. One
+    that does not say so, or has not run yet, is trusted as far as the others."""
+    columns = zip(*(m[_COEFFICIENTS:] for m in models), strict=True)
+    return [max(filter(math.isfinite, column), default=math.inf) for column in columns]
 
 
 def _halves(decoding: StepModel, prefilling: StepModel) -> StepModel:

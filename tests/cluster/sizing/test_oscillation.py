@@ -54,3 +54,14 @@ def test_no_oscillation_at_constant_load(rate: float) -> None:
         changes = sum(abs(b - a) for a, b in itertools.pairwise(sizes))
         assert changes <= 4, role
     assert not any(one.loans for one in made)
+
+
+@pytest.mark.parametrize("seed", [3, 4])
+def test_a_worker_that_is_needed_now_and_then_is_stopped_less_and_less(seed: int) -> None:
+    """A second decode worker is wanted for a fifth of the time, at random. After half an hour of
+    stops and starts, it is stopped once at most in an hour and a half."""
+    made = decisions(30.0, seed, turns=1440)
+    wanted = [one.decode is not None and one.decode.workers > 1 for one in made]
+    assert 0.1 < sum(wanted) / len(wanted) < 0.4
+    sizes = [one.targets.decode for one in made[360:]]
+    assert sum(abs(b - a) for a, b in itertools.pairwise(sizes)) <= 2

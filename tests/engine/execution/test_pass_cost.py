@@ -107,6 +107,10 @@ def test_costs_of_an_8b_model(tiny: DecoderModel) -> None:
     cost = pass_cost(config, kv, 15 * 10**9, 2)
     assert cost.row_flops + cost.draw_flops == pytest.approx(15.0e9, rel=0.01)
     assert 32 * cost.kv_bytes == 128 << 10
+    # 4 FLOPs for each of 4096 columns in 32 layers; keys in a window do not grow with the prompt
+    assert cost.pair_rows == pytest.approx(32 * 4 * 4096 / 14.0e9, rel=0.01)
+    half = msgspec.structs.replace(config, windows=(0, 512) * 16)
+    assert pass_cost(half, kv, 15 * 10**9, 2).pair_rows == cost.pair_rows / 2
     sparse = MoeConfig(
         experts=8, per_token=2, intermediate_size=14336, renormalize=True, layers=(True,) * 32
     )

@@ -68,6 +68,42 @@ def test_coefficients_without_new_data_stay() -> None:
     assert after.prompt_pair == pytest.approx(before.prompt_pair, rel=0.02)
 
 
+PAIR_ROWS = 2e-5  # of Llama-3-70B
+BIG = StepModel(0.022, 1.5e-4, 5e-8, 2.7e-4, 2.7e-4 * PAIR_ROWS)
+
+
+def prompt(tokens: int, chunk: int = 2048) -> list[StepWork]:
+    """The steps of a prompt."""
+    chunks = [(done, min(chunk, tokens - done)) for done in range(0, tokens, chunk)]
+    return [StepWork(0, 0, u, u * (done + u / 2)) for done, u in chunks]
+
+
+@pytest.mark.parametrize("efficiency", [0.5, 1.0, 2.0])
+def test_short_prompts_do_not_tell_how_long_a_long_one_takes(efficiency: float) -> None:
+    """Prompts of one chunk, then one of 131,072 tokens, of which pairs are half of the time.
+    ``efficiency``: of attention, relative to products."""
+    truth = BIG._replace(prompt_pair=BIG.prompt_pair / efficiency)
+    whole_s = truth.prefill_s(0, 131_072, 2048)
+    errors: dict[float, list[float]] = {0.0: [], PAIR_ROWS: []}
+    for pair_rows, found in errors.items():
+        for seed in range(6):
+            draw, model = random.Random(seed), StepTimeModel(pair_rows)
+            lengths = [draw.randint(200, 2048) for _ in range(600)]
+            teach(model, truth, [w for n in lengths for w in prompt(n)], draw)
+            assert worst(model, truth, prompt(2048)) < 0.1
+            found.append(model.coefficients.prefill_s(0, 131_072, 2048) / whole_s)
+    assert min(errors[PAIR_ROWS]) > 0.6 and max(errors[PAIR_ROWS]) < 1.8
+    assert max(errors[0.0]) > 1.8, "without what the FLOPs say"
+
+
+def test_long_prompts_tell_what_pairs_take_whatever_the_model_is() -> None:
+    draw, model = random.Random(1), StepTimeModel(PAIR_ROWS / 8)
+    lengths = [draw.randint(200, 32_768) for _ in range(60)]
+    teach(model, BIG, [w for n in lengths for w in prompt(n)], draw)
+    whole_s = BIG.prefill_s(0, 131_072, 2048)
+    assert model.coefficients.prefill_s(0, 131_072, 2048) == pytest.approx(whole_s, rel=0.2)
+
+
 def test_hours_of_identical_steps_keep_the_fit_stable() -> None:
     draw = random.Random(2)
     model = StepTimeModel()

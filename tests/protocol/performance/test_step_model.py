@@ -110,7 +110,7 @@ def test_workers_that_report_nothing_get_the_means_half_by_half() -> None:
     decodes = StepModel(4e-3, 1e-5, 1e-8, 0.0, 0.0, 128.0, 1e6, 256.0)
     other = decodes._replace(step=6e-3, rows_seen=64.0)
     mean = mean_step_model([prefills, decodes, other, None])
-    assert mean == pytest.approx((5e-3, 1e-5, 1e-8, 2e-5, 1e-9, 96.0, 1e6, 2048.0))
+    assert mean == pytest.approx((5e-3, 1e-5, 1e-8, 2e-5, 1e-9, 128.0, 1e6, 2048.0))
     whole = complete_step_model(decodes, mean)
     assert (whole.rows_seen, whole.prompt_tokens_seen, whole.prompt_token) == (128, 2048, 2e-5)
     assert mean_step_model([]) == PRIOR_STEP_MODEL
@@ -136,3 +136,11 @@ def test_workers_that_were_tried_less_are_trusted_as_far_as_the_others() -> None
     assert models["new"].decode_s(8, 1000) == line.decode_s(8, 1000) < new.decode_s(8, 1000) / 4
     assert models["tried"].prompt_tokens_seen == 512.0
     assert trusted_alike({}) == {}
+
+
+def test_a_worker_that_does_not_say_what_it_has_seen_is_no_proof_of_large_steps() -> None:
+    line = StepModel(0.01, 1e-4, 0.0, 1e-5, 0.0)
+    tried = line._replace(rows_seen=64.0, kv_tokens_seen=9e4, prompt_tokens_seen=64.0)
+    assert set(trusted_alike({"tried": tried, "silent": line}).values()) == {tried}
+    assert mean_step_model([tried, line]) == tried
+    assert trusted_alike({"silent": line}) == {"silent": line}
