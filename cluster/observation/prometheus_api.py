@@ -36,8 +36,10 @@ from cluster.observation.router_pages import (
     ANSWERED,
     ARRIVALS,
     CACHED_PAIRS,
+    ENDED,
     LENGTHS,
     NOT_FULL,
+    OUTPUT_PAIRS,
     QUEUED,
     TIMES,
 )
@@ -112,6 +114,8 @@ def build_query(cluster: str, window_s: float, burst_s: float, first_s: float) -
         "begun": f"count({ARRIVALS}{selector} offset {round(first_s * 1000)}ms)",
         "answered": f"sum(increase({ANSWERED}{window}))",
         "pairs": f"sum(increase({CACHED_PAIRS}{window}))",
+        "ended": f"sum(increase({ENDED}{window}))",
+        "output_pairs": f"sum(increase({OUTPUT_PAIRS}{window}))",
         "queued": f"sum({QUEUED}{selector})",
     }
     for name, metric in LENGTHS.items():
@@ -268,6 +272,8 @@ def traffic_counts(values: SeriesValues, seconds: float) -> TrafficCounts:
         prompts=lengths("prompts"),
         uncached=lengths("uncached"),
         outputs=lengths("outputs"),
+        ended_tokens=_scalar(values, "ended"),
+        output_pairs=_scalar(values, "output_pairs"),
         ttft=mean("ttft"),
         tpot=mean("tpot"),
     )

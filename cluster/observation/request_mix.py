@@ -6,16 +6,17 @@ Routers have three separate histograms and no joint distribution of lengths. So:
               or were refused count by the share of prompt tokens that caches did not have
     cached    two values, for the samples up to the mean uncached length and for those above it, of
               which the mean and the pairs of an uncached and a cached token are those counted
-    output    from its histogram, uncorrelated with the prompt
+    output    from its histogram; the mean product with the prompt is that counted, as far as a
+              share of the prompts that have the longest (or the shortest) outputs of all can bring
+              it there. A sequence holds its prompt's KV for as long as its output takes
 
-This loses the correlation of prompt and output lengths (the KV that residents hold is off by it).
-Rates, means and the attention between cached and uncached tokens are exact.
+Rates, means, the attention between cached and uncached tokens and the KV of sequences are exact.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 
 import msgspec
@@ -58,7 +59,9 @@ class RunningMean(msgspec.Struct, frozen=True, array_like=True):
 class TrafficCounts(msgspec.Struct, frozen=True, kw_only=True):
     """What all routers counted in ``seconds``. ``arrivals``: refused requests included.
     ``prompts``: at arrival. ``uncached``: at the first token, of prompts of ``answered_tokens`` in
-    all, with ``cached_pairs`` pairs of an uncached and a cached token. ``outputs``: at the end."""
+    all, with ``cached_pairs`` pairs of an uncached and a cached token. ``outputs``: at the end, of
+    prompts of ``ended_tokens`` in all, with ``output_pairs`` pairs of a prompt's and an output's
+    token."""
 
     seconds: float = 0.0
     arrivals: float = 0.0
@@ -67,6 +70,8 @@ class TrafficCounts(msgspec.Struct, frozen=True, kw_only=True):
     answered_tokens: float = 0.0
     cached_pairs: float = 0.0
     outputs: LengthHistogram = LengthHistogram()
+    ended_tokens: float = 0.0
+    output_pairs: float = 0.0
     ttft: RunningMean = RunningMean()
     tpot: RunningMean = RunningMean()
 
@@ -83,6 +88,8 @@ class TrafficCounts(msgspec.Struct, frozen=True, kw_only=True):
             answered_tokens=math.fsum(c.answered_tokens for c in of),
             cached_pairs=math.fsum(c.cached_pairs for c in of),
             outputs=LengthHistogram.together(c.outputs for c in of),
+            ended_tokens=math.fsum(c.ended_tokens for c in of),
+            output_pairs=math.fsum(c.output_pairs for c in of),
             ttft=RunningMean.together(c.ttft for c in of),
             tpot=RunningMean.together(c.tpot for c in of),
         )
@@ -97,14 +104,16 @@ class TrafficCounts(msgspec.Struct, frozen=True, kw_only=True):
             answered_tokens=factor * self.answered_tokens,
             cached_pairs=factor * self.cached_pairs,
             outputs=self.outputs.scaled(factor),
+            ended_tokens=factor * self.ended_tokens,
+            output_pairs=factor * self.output_pairs,
             ttft=self.ttft.scaled(factor),
             tpot=self.tpot.scaled(factor),
         )
 
 
 def request_samples(counts: TrafficCounts) -> tuple[RequestSample, ...]:
-    """Return about 30 samples whose weights add up to 1; none where no prompt is known. Until an
-    output has ended, its length is what a router expects then."""
+    """Return some 30 to 60 samples whose weights add up to 1; none where no prompt is known. Until
+    an output has ended, its length is what a router expects then."""
     prompts, uncached = counts.prompts, counts.uncached
     shape = uncached.points() or prompts.points()
     if not shape:
@@ -115,12 +124,38 @@ def request_samples(counts: TrafficCounts) -> tuple[RequestSample, ...]:
     scale = arrived * share / own if own > 0 else 0.0
     outputs = counts.outputs.points() or (INITIAL_OUTPUT_TOKENS,) * len(shape)
     cached = arrived * (1.0 - share)
-    paired = list(_paired(shape, outputs))
-    factors = _cached_factors([(u, w) for u, _, w in paired], _pair_ratio(counts))
-    return tuple(
-        RequestSample(u * scale, cached * factor, o, w)
-        for (u, o, w), factor in zip(paired, factors, strict=True)
-    )
+    ratio = _output_ratio(counts)
+    apart = list(_paired(shape, outputs, lambda i: STEP * i % STRATA))
+    along = list(_paired(shape, outputs, (lambda i: i) if ratio > 1 else lambda i: STRATA - 1 - i))
+    factors = _cached_factors([(u, w) for u, _, w in apart], _pair_ratio(counts))
+
+    def samples(paired: list[tuple[float, float, float]], weight: float) -> list[RequestSample]:
+        factor = dict(zip((u for u, _, _ in apart), factors, strict=True))
+        return [RequestSample(u * scale, cached * factor[u], o, weight * w) for u, o, w in paired]
+
+    mixed = samples(apart, 1.0)
+    wanted = ratio * arrived * math.fsum(o * w for _, o, w in apart)
+    share = _share_between(_product(mixed), _product(samples(along, 1.0)), wanted)
+    if share > 0:
+        mixed = samples(apart, 1.0 - share) + samples(along, share)
+    return tuple(s for s in mixed if s.weight > 0)
+
+
+def _product(samples: Iterable[RequestSample]) -> float:
+    """Return the mean product of prompt and output tokens."""
+    return math.fsum((s.uncached + s.cached) * s.output * s.weight for s in samples)
+
+
+def _share_between(first: float, last: float, wanted: float) -> float:
+    """Return which share of the way from ``first`` to ``last`` comes nearest to ``wanted``."""
+    return min(1.0, max(0.0, (wanted - first) / (last - first))) if last != first else 0.0
+
+
+def _output_ratio(counts: TrafficCounts) -> float:
+    """Return how many times as many pairs of a prompt's and an output's token there were as if the
+    two were uncorrelated; 1 where nothing is known."""
+    uncorrelated = counts.ended_tokens * counts.outputs.mean if counts.outputs.count else 0.0
+    return counts.output_pairs / uncorrelated if counts.output_pairs * uncorrelated > 0 else 1.0
 
 
 def _pair_ratio(counts: TrafficCounts) -> float:
@@ -147,12 +182,13 @@ def _cached_factors(lengths: Sequence[tuple[float, float]], ratio: float) -> lis
 
 
 def _paired(
-    first: Sequence[float], second: Sequence[float]
+    first: Sequence[float], second: Sequence[float], order: Callable[[int], int]
 ) -> Iterator[tuple[float, float, float]]:
-    """Yield points of two histograms and their joint weight, practically uncorrelated."""
+    """Yield points of two histograms and their joint weight. ``order``: the stratum of the second
+    one for each of the first."""
     weights = [b - a for a, b in pairwise(BOUNDS)]
     for i in range(STRATA):
-        j = STEP * i % STRATA
+        j = order(i)
         for a in _parts(i):
             for b in _parts(j):
                 yield first[a], second[b], weights[a] * weights[b] * STRATA
@@ -176,7 +212,7 @@ class RequestCounter:
             HistogramBuilder(),
             HistogramBuilder(),
         )
-        self._answered = self._pairs = 0.0
+        self._answered = self._pairs = self._ended_tokens = self._output_pairs = 0.0
         self._ttft = self._tpot = (0.0, 0)
 
     def arrived(self, prompt: int) -> None:
@@ -190,9 +226,11 @@ class RequestCounter:
         self._pairs += (prompt - cached) * cached
         self._ttft = self._ttft[0] + ttft_s, self._ttft[1] + 1
 
-    def ended(self, output: int, tpot_s: float | None) -> None:
+    def ended(self, prompt: int, output: int, tpot_s: float | None) -> None:
         """Count a finished request. ``tpot_s``: None for a single token."""
         self._outputs.add(output)
+        self._ended_tokens += prompt
+        self._output_pairs += prompt * output
         if tpot_s is not None:
             self._tpot = self._tpot[0] + tpot_s, self._tpot[1] + 1
 
@@ -206,6 +244,8 @@ class RequestCounter:
             answered_tokens=self._answered,
             cached_pairs=self._pairs,
             outputs=self._outputs.histogram(),
+            ended_tokens=self._ended_tokens,
+            output_pairs=self._output_pairs,
             ttft=RunningMean(*self._ttft),
             tpot=RunningMean(*self._tpot),
         )

@@ -40,6 +40,8 @@ MAX_ROUTERS = 1024
 ARRIVALS = "baton_requests_received_total"
 ANSWERED = "baton_prompt_tokens_total"
 CACHED_PAIRS = "baton_prompt_cached_pairs_total"
+ENDED = "baton_ended_prompt_tokens_total"
+OUTPUT_PAIRS = "baton_prompt_output_pairs_total"
 QUEUED = "baton_router_queue_prompt_tokens"
 LENGTHS = {
     "prompts": "baton_request_prompt_tokens",
@@ -51,7 +53,8 @@ TIMES = {
     "tpot": "baton_request_time_per_output_token_seconds",
 }
 _COUNTED = (
-    *(ARRIVALS, ANSWERED, CACHED_PAIRS, QUEUED, "process_start_time_seconds"),
+    *(ARRIVALS, ANSWERED, CACHED_PAIRS, ENDED, OUTPUT_PAIRS, QUEUED),
+    "process_start_time_seconds",
     *LENGTHS.values(),
     *(f"{name}_{part}" for name in TIMES.values() for part in ("sum", "count")),
 )
@@ -164,6 +167,8 @@ def router_increase(window: RateWindow, target: str) -> TrafficCounts:
         prompts=lengths(LENGTHS["prompts"]),
         uncached=lengths(LENGTHS["uncached"]),
         outputs=lengths(LENGTHS["outputs"]),
+        ended_tokens=window.count([target], ENDED),
+        output_pairs=window.count([target], OUTPUT_PAIRS),
         ttft=mean(TIMES["ttft"]),
         tpot=mean(TIMES["tpot"]),
     )

@@ -124,12 +124,15 @@ class SlidingWindow:
         """Return the histograms of the mix's requests, each over a longer time where it has too few
         values."""
         answered = self._enough(lambda c: c.uncached)
+        ended = self._enough(lambda c: c.outputs)
         return TrafficCounts(
             prompts=LengthHistogram.together(c.prompts for c in self._enough(lambda c: c.prompts)),
             uncached=LengthHistogram.together(c.uncached for c in answered),
             answered_tokens=math.fsum(c.answered_tokens for c in answered),
             cached_pairs=math.fsum(c.cached_pairs for c in answered),
-            outputs=LengthHistogram.together(c.outputs for c in self._enough(lambda c: c.outputs)),
+            outputs=LengthHistogram.together(c.outputs for c in ended),
+            ended_tokens=math.fsum(c.ended_tokens for c in ended),
+            output_pairs=math.fsum(c.output_pairs for c in ended),
         )
 
     def _enough(self, histogram: Callable[[TrafficCounts], LengthHistogram]) -> list[TrafficCounts]:

@@ -81,6 +81,19 @@ class DemandMetrics:
             _LABELS,
             registry=registry,
         ).labels(*labels)
+        self._ended_prompts = Counter(
+            "baton_ended_prompt_tokens",
+            "Tokens in the prompts of requests that got a token, counted at their end",
+            _LABELS,
+            registry=registry,
+        ).labels(*labels)
+        self._output_pairs = Counter(
+            "baton_prompt_output_pairs",
+            "Pairs of a prompt's token and a token generated for it, counted at the request's end:"
+            " for how many steps a decode worker held the KV of the prompt",
+            _LABELS,
+            registry=registry,
+        ).labels(*labels)
 
     def count_refused(self, requests: int) -> None:
         """Count requests that were refused before their prompts were read."""
@@ -98,8 +111,11 @@ class DemandMetrics:
         self._uncached.observe(prompt - cached)
         self._cached_pairs.inc((prompt - cached) * cached)
 
-    def observe_output(self, tokens: int) -> None:
+    def observe_output(self, prompt: int, tokens: int) -> None:
+        """Count a request that has ended, in tokens."""
         self._output.observe(tokens)
+        self._ended_prompts.inc(prompt)
+        self._output_pairs.inc(prompt * tokens)
 
 
 ROLE = "router"
@@ -360,7 +376,7 @@ class ChoiceMetrics:
         metrics.duration.observe(now - self._arrived)
         metrics.output_tokens.inc(self._tokens)
         if first_s is not None:
-            metrics.demand.observe_output(self._tokens)
+            metrics.demand.observe_output(self._prompt, self._tokens)
             for name, seconds in ttft_stages(self._arrived, first_s, submissions).items():
                 metrics.observe_stage(name, seconds)
         is_due = status != "ok" and not self._complete

@@ -199,7 +199,7 @@ class RequestLifecycle:
         request.done_s = at
         request.router.estimates.outputs.record("", 0, request.output)
         self._end(request, "ok")
-        self._counter.ended(request.output, request.tpot_s)
+        self._counter.ended(request.prompt, request.output, request.tpot_s)
 
     def _end(self, request: SimulatedRequest, status: RequestStatus) -> None:
         request.status, request.stage = status, "ended"

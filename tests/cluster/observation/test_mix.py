@@ -25,15 +25,50 @@ def test_means_are_exact_and_lengths_uncorrelated() -> None:
         outputs.append(max(1, round(rng.lognormvariate(5, 1.2))))
         counter.arrived(cached[-1] + uncached[-1])
         counter.first_token(cached[-1] + uncached[-1], cached[-1], 0.1)
-        counter.ended(outputs[-1], 0.02)
+        counter.ended(cached[-1] + uncached[-1], outputs[-1], 0.02)
     of = request_samples(counter.take(60.0))
     assert sum(s.weight for s in of) == pytest.approx(1.0)
-    assert len(of) < 40
+    assert len(of) < 80
     assert mean(of, "uncached") == pytest.approx(sum(uncached) / 3000)
     assert mean(of, "cached") == pytest.approx(sum(cached) / 3000)
     assert mean(of, "output") == pytest.approx(sum(outputs) / 3000)
     both = sum(s.uncached * s.output * s.weight for s in of)
     assert both / mean(of, "uncached") / mean(of, "output") == pytest.approx(1.0, abs=0.08)
+
+
+@pytest.mark.parametrize("longest", ["prompts", "outputs"])
+def test_the_kv_of_sequences_is_exact(longest: str) -> None:
+    """Long prompts with short outputs beside short prompts with long ones, or both together."""
+    rng, counter, pairs = random.Random(2), RequestCounter(), 0
+    for _ in range(3000):
+        is_long = rng.random() < 0.4
+        prompt = 256 + max(1, round(rng.lognormvariate(8 if is_long else 6, 0.6)))
+        writes = is_long == (longest == "outputs")
+        output = max(1, round(rng.lognormvariate(8 if writes else 5, 0.6)))
+        pairs += prompt * output
+        counter.arrived(prompt)
+        counter.first_token(prompt, 256, 0.1)
+        counter.ended(prompt, output, 0.02)
+    counted = counter.take(60.0)
+    of = request_samples(counted)
+    assert sum((s.uncached + s.cached) * s.output * s.weight for s in of) == pytest.approx(
+        pairs / 3000, rel=1e-6
+    )
+    assert mean(of, "output") == pytest.approx(counted.outputs.mean)
+    assert mean(of, "uncached") == pytest.approx(counted.uncached.mean)
+    apart = mean(of, "output") * (mean(of, "uncached") + mean(of, "cached"))
+    assert apart != pytest.approx(pairs / 3000, rel=0.3), "as if they were uncorrelated"
+
+
+@pytest.mark.parametrize("pairs", [1.0, 1e18])
+def test_outputs_that_cannot_be_leave_means_as_they_are(pairs: float) -> None:
+    counter = RequestCounter()
+    for tokens in (100, 300, 800):
+        counter.first_token(tokens, 0, 0.1)
+        counter.ended(tokens, tokens, 0.02)
+    of = request_samples(replace(counter.take(1.0), output_pairs=pairs))
+    assert (mean(of, "uncached"), mean(of, "output")) == pytest.approx((400, 400))
+    assert min(s.weight for s in of) > 0
 
 
 @pytest.mark.parametrize("longest_first", [False, True])

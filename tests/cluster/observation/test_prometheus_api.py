@@ -86,6 +86,8 @@ GOOD = {
     ("burst", ""): 35,
     ("answered", ""): 12000,
     ("pairs", ""): 450_000,
+    ("ended", ""): 11_000,
+    ("output_pairs", ""): 900_000,
     ("queued", ""): 700,
     **{(name, le): n for name in ("prompts", "uncached") for le, n in (("128", 60), ("+Inf", 60))},
     ("prompts_sum", ""): 6000,

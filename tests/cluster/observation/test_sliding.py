@@ -19,7 +19,7 @@ def counted(
     for _ in range(requests):
         counter.arrived(prompt)
         counter.first_token(prompt, 0, 0.3)
-        counter.ended(output, 0.02)
+        counter.ended(prompt, output, 0.02)
     return counter.take(seconds)
 
 
@@ -121,7 +121,7 @@ def test_a_constant_load_has_no_change(seed: int) -> None:
             at_s += rng.expovariate(5.0)
             counter.arrived(length := max(1, round(rng.expovariate(1 / 500))))
             counter.first_token(length, 0, 0.3)
-            counter.ended(max(1, round(rng.expovariate(1 / 500))), 0.02)
+            counter.ended(length, max(1, round(rng.expovariate(1 / 500))), 0.02)
         sliding.add(counter.take(5.0))
         if turn > 100:
             lengths.append(mix(sliding).window_s)

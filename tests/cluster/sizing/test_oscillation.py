@@ -28,7 +28,7 @@ def poisson_traffic(rate: float, seed: int) -> Iterator[TrafficCounts]:
             prompt, output = (max(1, round(rng.expovariate(1 / n))) for n in (500, 100))
             counter.arrived(prompt)
             counter.first_token(prompt, 0, 0.1)
-            counter.ended(output, 0.02)
+            counter.ended(prompt, output, 0.02)
         yield counter.take(TURN_S)
 
 

@@ -89,7 +89,11 @@ async def test_known_with_the_first_token(start: Start) -> None:
     assert lengths(found) == {"prompt": (1, 2), "uncached_prompt": (1, 1), "output": (0, 0)}
     assert found["baton_uncached_prompt_tokens_total"] == 1
     assert found["baton_prompt_cached_pairs_total"] == 1  # one uncached, one cached token
+    assert found["baton_ended_prompt_tokens_total"] == 0
     await task
+    found = await samples(cluster)
+    assert found["baton_ended_prompt_tokens_total"] == 2
+    assert found["baton_prompt_output_pairs_total"] == 6
 
 
 async def test_those_that_no_worker_can_take_count(start: Start) -> None:
