@@ -135,9 +135,9 @@ def request_samples(counts: TrafficCounts) -> tuple[RequestSample, ...]:
 
     mixed = samples(apart, 1.0)
     wanted = ratio * arrived * math.fsum(o * w for _, o, w in apart)
-    share = _share_between(_product(mixed), _product(samples(along, 1.0)), wanted)
-    if share > 0:
-        mixed = samples(apart, 1.0 - share) + samples(along, share)
+    moved = _share_between(_product(mixed), _product(samples(along, 1.0)), wanted)
+    if moved > 0:
+        mixed = samples(apart, 1.0 - moved) + samples(along, moved)
     return tuple(s for s in mixed if s.weight > 0)
 
 

@@ -97,7 +97,7 @@ class RoleValues(msgspec.Struct, frozen=True, kw_only=True):
 
 class Corrections(RoleValues, frozen=True, kw_only=True):
     """Observed over predicted: times of each role, and ``kv``, the tokens that a resident sequence
-    holds. A correlation of prompt and output lengths shows only there."""
+    holds."""
 
     kv: float = 1.0
 
