@@ -68,6 +68,9 @@ PAIR_INFORMATION = 0.003
 """Of the prior of c4, in steps whose time is all of pairs. Steps differ from their predictions by
 some 5%, and c4 may be half or twice what the FLOPs say."""
 
+MIN_PAIR_S = 1e-30
+"""Of c4, so that its square is a number."""
+
 MIN_STEP_S = 1e-5
 """Shorter durations measure the clock rather than the step."""
 
@@ -153,7 +156,7 @@ class StepTimeModel:
         evidence = known @ self._scaled + self._new_evidence
         known += self._new_information
         least = LEAST_INFORMATION * known.trace() / len(known) * np.eye(len(known))
-        whole = known + least + self._pair_prior()
+        whole = known + least + self._pair_prior(known.trace())
         self._scaled = _solve_non_negative(whole, evidence + least @ self._scaled)
         self._information, self._uncertainty = known, np.linalg.inv(whole)
         self._clear_new()
@@ -162,16 +165,19 @@ class StepTimeModel:
         self._alone = StepModel(*alone.tolist(), *seen)
         self.coefficients = StepModel(*(self.slowdown * alone).tolist(), *seen)
 
-    def _pair_prior(self) -> Vector:
+    def _pair_prior(self, most: float) -> Vector:
         """Return the information [5, 5] that c4 is pair_rows * c3, relative to the larger of both,
         so that half and twice as much are about as likely. It is of the model, not of any step, and
-        so is never forgotten."""
+        so is never forgotten. ``most``: the trace of what steps have told, which it does not
+        exceed, so that their sum can be inverted where prompts take next to no time."""
         _, _, _, token_s, pair_s = self._scaled / _SIZES
         expected_s = self._pair_rows * token_s
         if expected_s <= 0:
             return np.zeros((5, 5))
-        ratio = np.array((0.0, 0.0, 0.0, -self._pair_rows, 1.0)) / _SIZES / max(expected_s, pair_s)
-        prior: Vector = PAIR_INFORMATION * np.multiply.outer(ratio, ratio)
+        difference = np.array((0.0, 0.0, 0.0, -self._pair_rows, 1.0)) / _SIZES
+        squared = float(difference @ difference)
+        information = PAIR_INFORMATION * squared / max(expected_s, pair_s, MIN_PAIR_S) ** 2
+        prior: Vector = min(information, most) / squared * np.multiply.outer(difference, difference)
         return prior
 
 

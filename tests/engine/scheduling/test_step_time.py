@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from engine.execution.engine import Engine
 from engine.execution.loading import warm_up
-from engine.scheduling.step_time import StepTimeModel, StepTimer
+from engine.scheduling.step_time import MIN_STEP_S, StepTimeModel, StepTimer
 from protocol.performance.step_model import StepModel, StepWork
 
 TRUE = StepModel(2e-3, 1e-4, 1e-7, 5e-5, 2e-8)
@@ -102,6 +102,15 @@ def test_long_prompts_tell_what_pairs_take_whatever_the_model_is() -> None:
     teach(model, BIG, [w for n in lengths for w in prompt(n)], draw)
     whole_s = BIG.prefill_s(0, 131_072, 2048)
     assert model.coefficients.prefill_s(0, 131_072, 2048) == pytest.approx(whole_s, rel=0.2)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_prompts_that_take_next_to_no_time_leave_the_fit_as_it_is(seed: int) -> None:
+    """All steps take as long, by a clock that stands still."""
+    draw, model = random.Random(seed), StepTimeModel(PAIR_ROWS)
+    for work in [mixed(draw) for _ in range(200)]:
+        model.observe(work, 0.0)
+        assert model.coefficients.seconds(work) == pytest.approx(MIN_STEP_S, rel=0.01)
 
 
 def test_hours_of_identical_steps_keep_the_fit_stable() -> None:
