@@ -10,7 +10,8 @@ Routers have three separate histograms and no joint distribution of lengths. So:
               share of the prompts that have the longest (or the shortest) outputs of all can bring
               it there. A sequence holds its prompt's KV for as long as its output takes
 
-Rates, means, the attention between cached and uncached tokens and the KV of sequences are exact.
+Rates, means, the attention between cached and uncached tokens and, within that, the mean product
+of prompt and output are exact.
 """
 
 from __future__ import annotations
