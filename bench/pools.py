@@ -85,7 +85,6 @@ def needed(trial: SplitTrial, begin: float, end: float, start_s: float = math.in
             RequestSample(float(job.prompt - hit), float(hit), float(job.output))
             for job, hit in zip(jobs, cached, strict=True)
         ),
-        growth=0.0,
     )
     soon, lasting = (
         demand_by_role(mix, trial.machines, trial.scenario.goals, NO_CORRECTIONS, seconds)

@@ -125,7 +125,7 @@ def stated_workload(mix: Sequence[RequestShare], rate: float, shared: float) -> 
 
 def _steady(rate: float, samples: tuple[RequestSample, ...]) -> RequestMix:
     """Return a mix whose load is known, and does not grow."""
-    return RequestMix(rate=rate, window_s=0.0, samples=samples, growth=0.0)
+    return RequestMix(rate=rate, window_s=0.0, samples=samples)
 
 
 def _pairs(share: RequestShare) -> list[tuple[float, float]]:

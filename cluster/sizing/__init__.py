@@ -8,6 +8,7 @@ snapshot.
     demand.py         workers that each role needs
     predict.py        relative speeds and latencies of workers
     corrections.py    observed over predicted
+    growth.py         growth of the load while a worker starts
     memory.py         demand and growth of the past
     worker_counts.py  workers that run and start
     actions.py        loans, starts and stops

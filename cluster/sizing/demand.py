@@ -27,6 +27,7 @@ from cluster.sizing.burstiness import (
     usual_bursts,
 )
 from cluster.sizing.decision import RoleDemand
+from cluster.sizing.growth import growth_shares, high_growth
 from cluster.sizing.queueing import (
     CHANCE_DEVIATIONS,
     LARGEST_LOAD,
@@ -92,7 +93,7 @@ def prefill_workers(
     if load + outlook.queued_s <= 0:
         return 0
     if load > LARGEST_LOAD:
-        return math.ceil(load * (1.0 + outlook.growth))
+        return math.ceil(load * sum(share * (1.0 + grown) for grown, share in outlook.growth))
 
     def suffices(servers: int) -> bool:
         return late_share_in_bursts(servers, outlook, service, ttft_s, arrivals) <= MAX_LATE_SHARE
@@ -111,7 +112,7 @@ def prefill_demand(
         load=mix.rate * service.mean_s,
         seconds=start_s,
         error=load_error(mix, service),
-        growth=mix.growth,
+        growth=growth_shares(mix.growth),
         queued_s=queued_work_s(mix, service),
     )
     floor = _link_floor(mix, machine)
@@ -141,6 +142,7 @@ def decode_demand(
     # Pools that stay as they are must have room for all that comes.
     replaced = -math.expm1(-HORIZON * start_s / lasts_s) if lasts_s > 0 else 1.0
     together = 1.0 + burstiness(mix.arrivals, min(LONGEST_S, lasts_s))
+    growth = high_growth(mix.growth)
 
     def load(workers: int) -> float:
         """Return the sequences that ``workers`` would hold."""
@@ -156,7 +158,7 @@ def decode_demand(
         room = CHANCE_DEVIATIONS * math.sqrt(n * (together + resident.spread))
         fits = n + math.hypot(room, workers * limits.excess_beside(workers)) <= workers * batch
         each = present.size - present.excess_beside(workers)
-        return fits and mix.residents * (1.0 + mix.growth) <= workers * each
+        return fits and mix.residents * (1.0 + growth) <= workers * each
 
     workers = least_number(suffices, 1)
     floor = _link_floor(mix, resident.machine)

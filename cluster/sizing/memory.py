@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from cluster.sizing.burstiness import LONGEST_S, burstiness
 from cluster.sizing.decision import LoadForecast
+from cluster.sizing.growth import GROWTH_PERIODS
 from cluster.sizing.queueing import CHANCE_DEVIATIONS, service_time
 from cluster.sizing.snapshot import (
     DemandSample,
@@ -35,15 +36,6 @@ START_COST = 2.0
 the missing worker delays. Where ``down_after_s`` is set, it takes the place of that time."""
 MAX_LEVELS = 4096
 NO_WORKERS = WorkerCounts(prefill=0, decode=0)
-GROWTH_PERIODS = 60
-"""Periods of which the growth is remembered."""
-GROWTH_QUANTILE = 0.97
-"""A queue that builds up while a worker starts costs more than the room that avoids it: with 0.9 on
-Azure's trace, fewer requests met the objectives for more GPU-hours (``bench.pools --gpus 16``)."""
-MAX_GROWTH = 1.0
-"""The growth of a load of a few requests is chance."""
-PRIOR_GROWTH = (0.1,) * 10
-"""Growth in the first periods of a cluster, in which nothing is known."""
 
 
 def record_demand(
@@ -188,13 +180,6 @@ def forecast_error(memory: SizingMemory, at_s: float) -> LoadForecast | None:
         prefill=error(now.prefill, then.prefill),
         decode=error(now.decode, then.decode),
     )
-
-
-def expected_growth(memory: SizingMemory) -> float:
-    """Return the growth of the load to have workers for while others start: a quantile of the
-    growth that was seen. The first periods are assumed to have had PRIOR_GROWTH."""
-    seen = sorted((*PRIOR_GROWTH[len(memory.growth) :], *memory.growth))
-    return min(MAX_GROWTH, max(0.0, seen[math.ceil(GROWTH_QUANTILE * len(seen)) - 1]))
 
 
 def record_action(

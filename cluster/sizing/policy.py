@@ -28,7 +28,8 @@ from cluster.sizing.decision import (
     infeasible_slos,
 )
 from cluster.sizing.demand import demand_by_role
-from cluster.sizing.memory import expected_growth, forecast_error, record_action, record_demand
+from cluster.sizing.growth import expected_growth
+from cluster.sizing.memory import forecast_error, record_action, record_demand
 from cluster.sizing.predict import predict_latency
 from cluster.sizing.snapshot import SizingSnapshot, WorkerCounts
 from cluster.sizing.worker_counts import count_present, count_starting, effective_workers
@@ -43,7 +44,8 @@ def decide(snapshot: SizingSnapshot) -> ScalingDecision:
     serving = effective_workers(snapshot, mix, serving=True)
     answered = answered_mix(mix, snapshot.observed)
     expected = predict_latency(answered, snapshot.machines, serving, before)
-    mix = replace(mix, growth=expected_growth(snapshot.memory), resident_kv=_held_kv(snapshot))
+    growth = expected_growth(snapshot.memory.growth)
+    mix = replace(mix, growth=growth, resident_kv=_held_kv(snapshot))
     found = demand_by_role(mix, snapshot.machines, snapshot.goals, before, snapshot.tuning.start_s)
     lacks_room = found["decode"].workers > serving.decode
     computed_s = compared_prompts(snapshot, answered)

@@ -13,6 +13,7 @@ and Stochastic Flow Systems", 1985, section 3.6). After a long time both tails a
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
@@ -114,13 +115,14 @@ class PrefillOutlook(NamedTuple):
     load: float  # erlangs
     seconds: float = math.inf  # until then; inf: the pool stays as it is
     error: float = 0.0  # standard error of the load, as a share of it
-    growth: float = 0.0  # of the load until then, as a share of it
+    growth: tuple[tuple[float, float], ...] = ((0.0, 1.0),)  # of the load; how likely it is
     queued_s: float = 0.0  # seconds of work that wait now
 
 
 def late_share(servers: int, outlook: PrefillOutlook, service: ServiceTime, ttft_s: float) -> float:
     """Return the share of prompts that their wait makes late at the end of ``outlook``: sum of
-    w_i P(W > |T - S_i|), on average over what the load may be (Gauss-Hermite quadrature).
+    w_i P(W > |T - S_i|), on average over what the load may be (Gauss-Hermite quadrature) and how it
+    may grow.
 
     A prompt that takes longer than T = ``ttft_s`` by itself is late with any number of servers. The
     later it is, the longer it may wait: so the share has no jump where S_i passes T.
@@ -129,9 +131,10 @@ def late_share(servers: int, outlook: PrefillOutlook, service: ServiceTime, ttft
         return 0.0
     work_s = np.abs(ttft_s - service.seconds) * servers  # that may wait before each prompt
     late = 0.0
-    for deviations, weight in _QUADRATURE if outlook.error > 0 else ((0.0, 1.0),):
+    errors = _QUADRATURE if outlook.error > 0 else ((0.0, 1.0),)
+    for (deviations, weight), (growth, share) in itertools.product(errors, outlook.growth):
         load = outlook.load * max(0.0, 1.0 + deviations * outlook.error)
-        grown = load * (1.0 + outlook.growth)
+        grown = load * (1.0 + growth)
         waits = erlang_c(servers, (load + grown) / 2.0 if outlook.seconds < math.inf else grown)
         # ``waits`` has the share of prompts that find all servers busy. Of these, the wait has the
         # mean of Allen-Cunneen only if work varies as that of busy servers does.
@@ -145,7 +148,7 @@ def late_share(servers: int, outlook: PrefillOutlook, service: ServiceTime, ttft
                 work_s, outlook.queued_s, drift, load * variance, outlook.seconds
             )
             queued = np.maximum(empty, lasting)
-        late += weight * float(service.weights @ (waits * empty + queued - empty))
+        late += weight * share * float(service.weights @ (waits * empty + queued - empty))
     return late
 
 

@@ -49,7 +49,7 @@ class RequestMix(msgspec.Struct, frozen=True, kw_only=True):
     backlog_tokens: float = 0.0  # of prompts in any queue or computed, cached tokens included
     residents: float = 0.0  # sequences that decode now
     resident_kv: float = 0.0  # tokens that they hold; 0: unknown
-    growth: float = 0.1  # of the load while a worker starts: a high quantile, as a share of it
+    growth: tuple[float, ...] = ()  # of the load while a worker starts: shares, equally likely
     arrivals: Arrivals = NO_ARRIVALS  # of the last hour
 
 

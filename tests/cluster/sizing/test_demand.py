@@ -62,7 +62,7 @@ def test_service_of_two_kinds() -> None:
 def test_each_prompt_has_its_own_slack() -> None:
     """A tenth of the prompts may be late by their wait: here those that take long."""
     samples = (RequestSample(1000, 0, 10, 9.0), RequestSample(8000, 0, 10, 1.0))
-    load = mix(20.0, samples=samples, growth=0.0, window_s=0.0)
+    load = mix(20.0, samples=samples, window_s=0.0)
     goals = replace(GOALS, ttft_s=1.2)
     need, service = demand(load, goals=goals)[0], prefill_service(load, MACHINE)
     outlook = PrefillOutlook(need.load)
@@ -92,12 +92,25 @@ def test_demand_has_no_jump_where_prompts_alone_pass_the_objective() -> None:
 
 def test_growth_while_workers_start_is_spared_for() -> None:
     def workers(growth: float, start_s: float) -> int:
-        return demand(mix(100.0, growth=growth), start_s=start_s)[0].workers
+        return demand(mix(100.0, growth=(growth,)), start_s=start_s)[0].workers
 
     assert workers(0.0, 60.0) == workers(0.0, math.inf) == 13  # 12 erlangs
     assert 12 * 1.25 < workers(0.5, 60.0) < 12 * 1.5  # patience takes a part of it
     assert workers(0.5, 2.0) == 12
     assert workers(0.5, math.inf) == 19  # pools that stay as they are
+
+
+def test_room_for_a_growth_follows_from_how_often_it_comes() -> None:
+    """A load of 12 erlangs that doubles once in 30 minutes makes few prompts late in all; one that
+    doubles in every third needs room for it."""
+
+    def workers(*growth: float) -> int:
+        return demand(mix(100.0, growth=growth), start_s=60.0)[0].workers
+
+    calm = workers(0.0)
+    assert workers(*(0.0,) * 29, 1.0) == calm
+    often = workers(0.0, 0.0, 1.0)
+    assert calm + 3 < often <= workers(1.0)
 
 
 def test_long_prompts_that_are_computed_are_no_queue() -> None:
@@ -112,7 +125,7 @@ def test_long_prompts_that_are_computed_are_no_queue() -> None:
 def test_a_queue_is_work() -> None:
     """Without what is computed. Patience bears a short queue; a long one is worked off while a
     worker starts."""
-    load = mix(10.0, growth=0.0)
+    load = mix(10.0)
     service = prefill_service(load, MACHINE)
     computed = 1000 * (1.2 + 2 * math.sqrt(1.2))  # tokens of 1.2 prompts, and of chance
     queue = replace(load, backlog_tokens=300_000 + computed)
@@ -249,7 +262,7 @@ def test_the_share_that_a_decode_pool_leaves_free_does_not_vanish_in_large_pools
     for rate in (100.0, 1000.0, 10_000.0):
         _, coming = demand(replace(load, rate=rate), machine)
         assert coming.load <= most(coming.workers)
-        there = replace(load, residents=rate * limits.size, growth=0.0)
+        there = replace(load, residents=rate * limits.size)
         _, found = demand(there, machine, start_s=0.001)
         assert there.residents <= most(found.workers)
 
@@ -320,7 +333,7 @@ def test_pages_are_held_since_the_reservation(
 def test_those_who_decode_have_room_and_for_their_growth() -> None:
     few = demand(mix(1.0))[1]
     many = [
-        demand(mix(1.0, residents=10 * few.each, growth=growth))[1].workers
+        demand(mix(1.0, residents=10 * few.each, growth=(growth,)))[1].workers
         for growth in (0.0, 0.1, 0.5)
     ]
     assert (few.workers, many) == (1, [10, 11, 15])
@@ -329,7 +342,7 @@ def test_those_who_decode_have_room_and_for_their_growth() -> None:
 def test_long_answers_take_the_place_of_the_present_sequences_in_part() -> None:
     """They take 200 s, so that until twice a start has passed, 45% of the present 400 sequences
     have ended, whatever arrives from now on."""
-    load = mix(10.0, output=4000, residents=400.0, growth=0.0)
+    load = mix(10.0, output=4000, residents=400.0)
     slow = replace(MACHINE, step=(0.05, 0.0, 0.0, 1e-4, 0.0), kv_tokens=10_000_000, max_batch=100)
     later, soon, still = (demand(load, slow, start_s=s)[1] for s in (math.inf, 60.0, 0.0))
     assert later.load == pytest.approx(2000, rel=0.01)
@@ -339,12 +352,12 @@ def test_long_answers_take_the_place_of_the_present_sequences_in_part() -> None:
     none, one = (demand(replace(load, residents=n), slow, start_s=60.0)[1] for n in (0.0, 1.0))
     assert none.load == pytest.approx((1 - math.exp(-120 / 200)) * 2000, rel=0.01)
     assert one.workers == none.workers, "whether the first one has begun to decode is chance"
-    short = mix(200.0, output=200, residents=400.0, growth=0.0)
+    short = mix(200.0, output=200, residents=400.0)
     assert demand(short, slow, start_s=60.0)[1].workers == demand(short, slow)[1].workers
 
 
 def test_present_sequences_count_with_the_kv_that_they_hold() -> None:
-    load = mix(1.0, residents=100.0, growth=0.0)
+    load = mix(1.0, residents=100.0)
     small, large = (
         demand(replace(load, resident_kv=kv * load.residents), start_s=0.0)[1]
         for kv in (1000.0, 10_000.0)

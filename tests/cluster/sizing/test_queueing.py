@@ -114,7 +114,7 @@ def test_late_prompts_of_a_pool_that_waits_for_workers(
             start = max(now, heapq.heappop(free))
             heapq.heappush(free, start + 1.0)
         late, prompts = late + (start - now > 5.0), prompts + 1
-    outlook = PrefillOutlook(10.0, seconds=60.0, growth=growth, queued_s=queued_s)
+    outlook = PrefillOutlook(10.0, seconds=60.0, growth=((growth, 1.0),), queued_s=queued_s)
     assert late_share(servers, outlook, ONE_S, 6.0) == pytest.approx(late / prompts, abs=0.06)
 
 
@@ -140,6 +140,6 @@ def test_the_least_number_is_the_least() -> None:
 def test_a_load_beyond_all_limits_takes_no_longer(load: float) -> None:
     """A step for each server at most, however impatient; nothing where no limit reaches."""
     began = time.thread_time()
-    outlook = PrefillOutlook(load, seconds=60.0, growth=0.1)
+    outlook = PrefillOutlook(load, seconds=60.0, growth=((0.1, 1.0),))
     assert prefill_workers(outlook, ONE_S, 1.0) > load
     assert time.thread_time() - began < 0.5

@@ -38,7 +38,7 @@ PLAIN = MachineModel(
     kv_bytes=131_072.0,
 )
 GOALS = SloTargets(ttft_s=2.0, tpot_s=0.01)
-LOAD = RequestMix(rate=40.0, window_s=60.0, samples=(RequestSample(800.0, 0.0, 400.0),), growth=0.0)
+LOAD = RequestMix(rate=40.0, window_s=60.0, samples=(RequestSample(800.0, 0.0, 400.0),))
 
 
 def report(batch: int) -> tuple[SpeculationProfile, float]:

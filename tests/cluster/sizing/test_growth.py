@@ -1,0 +1,30 @@
+"""Growth of the load while a worker starts: its distribution."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.sizing.growth import expected_growth, growth_shares, high_growth
+
+SEEN = st.lists(st.floats(0, 1), min_size=1, max_size=60)
+
+
+@given(SEEN)
+def test_a_distribution_keeps_the_mean(seen: list[float]) -> None:
+    shares = growth_shares(seen)
+    assert sum(share for _, share in shares) == pytest.approx(1.0)
+    assert sum(x * share for x, share in shares) == pytest.approx(sum(seen) / len(seen))
+    assert len(shares) <= 11 and all(0 <= x <= 1 and share > 0 for x, share in shares)
+
+
+def test_no_values_are_no_growth() -> None:
+    assert growth_shares(()) == ((0.0, 1.0),)
+    assert high_growth(()) == 0.0
+
+
+def test_what_was_seen_takes_the_place_of_what_is_assumed() -> None:
+    assert expected_growth(()) == (0.1,) * 10
+    assert expected_growth((0.0, 7.0)) == (*(0.1,) * 8, 0.0, 1.0)
+    assert expected_growth((0.3,) * 11) == (0.3,) * 11
