@@ -112,7 +112,7 @@ def prefill_demand(
         load=mix.rate * service.mean_s,
         seconds=start_s,
         error=load_error(mix, service),
-        growth=growth_shares(mix.growth),
+        growth=growth_shares(mix.growth_samples),
         queued_s=queued_work_s(mix, service),
     )
     floor = _link_floor(mix, machine)
@@ -142,7 +142,7 @@ def decode_demand(
     # Pools that stay as they are must have room for all that comes.
     replaced = -math.expm1(-HORIZON * start_s / lasts_s) if lasts_s > 0 else 1.0
     together = 1.0 + burstiness(mix.arrivals, min(LONGEST_S, lasts_s))
-    growth = high_growth(mix.growth)
+    growth = high_growth(mix.growth_samples)
 
     def load(workers: int) -> float:
         """Return the sequences that ``workers`` would hold."""

@@ -45,7 +45,7 @@ def decide(snapshot: SizingSnapshot) -> ScalingDecision:
     answered = answered_mix(mix, snapshot.observed)
     expected = predict_latency(answered, snapshot.machines, serving, before)
     growth = expected_growth(snapshot.memory.growth)
-    mix = replace(mix, growth=growth, resident_kv=_held_kv(snapshot))
+    mix = replace(mix, growth_samples=growth, resident_kv=_held_kv(snapshot))
     found = demand_by_role(mix, snapshot.machines, snapshot.goals, before, snapshot.tuning.start_s)
     lacks_room = found["decode"].workers > serving.decode
     computed_s = compared_prompts(snapshot, answered)

@@ -49,7 +49,7 @@ class RequestMix(msgspec.Struct, frozen=True, kw_only=True):
     backlog_tokens: float = 0.0  # of prompts in any queue or computed, cached tokens included
     residents: float = 0.0  # sequences that decode now
     resident_kv: float = 0.0  # tokens that they hold; 0: unknown
-    growth: tuple[float, ...] = ()  # of the load while a worker starts: shares, equally likely
+    growth_samples: tuple[float, ...] = ()  # of the load while a worker starts: equally likely
     arrivals: Arrivals = NO_ARRIVALS  # of the last hour
 
 

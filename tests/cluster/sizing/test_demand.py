@@ -92,7 +92,7 @@ def test_demand_has_no_jump_where_prompts_alone_pass_the_objective() -> None:
 
 def test_growth_while_workers_start_is_spared_for() -> None:
     def workers(growth: float, start_s: float) -> int:
-        return demand(mix(100.0, growth=(growth,)), start_s=start_s)[0].workers
+        return demand(mix(100.0, growth_samples=(growth,)), start_s=start_s)[0].workers
 
     assert workers(0.0, 60.0) == workers(0.0, math.inf) == 13  # 12 erlangs
     assert 12 * 1.25 < workers(0.5, 60.0) < 12 * 1.5  # patience takes a part of it
@@ -105,7 +105,7 @@ def test_room_for_a_growth_follows_from_how_often_it_comes() -> None:
     doubles in every third needs room for it."""
 
     def workers(*growth: float) -> int:
-        return demand(mix(100.0, growth=growth), start_s=60.0)[0].workers
+        return demand(mix(100.0, growth_samples=growth), start_s=60.0)[0].workers
 
     calm = workers(0.0)
     assert workers(*(0.0,) * 29, 1.0) == calm
@@ -333,7 +333,7 @@ def test_pages_are_held_since_the_reservation(
 def test_those_who_decode_have_room_and_for_their_growth() -> None:
     few = demand(mix(1.0))[1]
     many = [
-        demand(mix(1.0, residents=10 * few.each, growth=(growth,)))[1].workers
+        demand(mix(1.0, residents=10 * few.each, growth_samples=(growth,)))[1].workers
         for growth in (0.0, 0.1, 0.5)
     ]
     assert (few.workers, many) == (1, [10, 11, 15])

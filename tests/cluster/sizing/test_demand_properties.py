@@ -40,7 +40,7 @@ MIXES = st.builds(
     window_s=st.sampled_from([0.0, 15.0, 60.0, 300.0]),
     arrivals=st.one_of(st.just(NO_ARRIVALS), BURSTS),
     samples=SAMPLES,
-    growth=st.lists(st.floats(0, 0.5), max_size=4).map(tuple),
+    growth_samples=st.lists(st.floats(0, 0.5), max_size=4).map(tuple),
     backlog_tokens=st.one_of(st.just(0.0), st.floats(1e3, 1e6)),
     residents=st.one_of(st.just(0.0), st.floats(1, 500)),
     resident_kv=st.one_of(st.just(0.0), st.floats(1e3, 1e6)),
@@ -86,8 +86,9 @@ SAMPLE_FIELDS = ("uncached", "cached", "output")
 
 def changed(of: Situation, name: str, factor: float) -> Situation:
     """The situation with one of its inputs multiplied."""
-    if name == "growth":
-        return of._replace(mix=replace(of.mix, growth=tuple(x * factor for x in of.mix.growth)))
+    if name == "growth_samples":
+        grown = tuple(x * factor for x in of.mix.growth_samples)
+        return of._replace(mix=replace(of.mix, growth_samples=grown))
     if name in MIX_FIELDS:
         return of._replace(mix=replace(of.mix, **{name: getattr(of.mix, name) * factor}))
     if name == "arrivals":
@@ -109,8 +110,8 @@ def changed(of: Situation, name: str, factor: float) -> Situation:
 
 
 INPUTS = (
-    *MIX_FIELDS, "growth", "arrivals", *SAMPLE_FIELDS, "kv_tokens", "start_s", "ttft_s", "tpot_s",
-    *(f"step{i}" for i in range(5)),
+    *MIX_FIELDS, "growth_samples", "arrivals", *SAMPLE_FIELDS, "kv_tokens", "start_s", "ttft_s",
+    "tpot_s", *(f"step{i}" for i in range(5)),
 )  # fmt: skip
 
 
