@@ -220,6 +220,22 @@ def test_growth_is_what_was_seen_while_workers_start() -> None:
     assert max(expected_growth(state.memory.growth)) == 0.0
 
 
+def test_one_jump_of_the_load_leaves_no_idle_workers() -> None:
+    """The load doubles once, after ten minutes: ten minutes later the pool is as large as if it had
+    always been so."""
+
+    def wanted(rates: list[float]) -> int:
+        state = snapshot(13, 1, mix(rates[0]))
+        for rate in rates:
+            state = replace(state, mix=mix(rate, window_s=300.0))
+            made = decide(state)
+            state = after(state, made, 5.0)
+        assert (max(state.memory.growth) > 0.9) == (rates[0] < rates[-1])
+        return made.wanted.prefill
+
+    assert wanted([100.0] * 120 + [200.0] * 120) == wanted([200.0] * 240)
+
+
 @pytest.mark.parametrize(("rate", "growth"), [(1.0, 0.0), (100.0, 0.295)])
 def test_growth_that_chance_explains_is_none(rate: float, growth: float) -> None:
     """From 60 or 6,000 requests in a window to 1.3 times as many: chance alone has a deviation of
