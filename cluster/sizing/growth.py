@@ -14,33 +14,33 @@ GROWTH_PERIODS = 60
 """Periods of a worker's start of which the growth is remembered."""
 MAX_GROWTH = 1.0
 """The growth of a load of a few requests is chance."""
-PRIOR_GROWTH = (0.1,) * 10
-"""Growth in the first periods of a cluster, in which nothing is known."""
+PRIOR_GROWTH = 0.1
+"""Growth in the periods before a cluster began. They count as long as they are among the last ones,
+so that its first change of the load is one of many."""
 HIGH_QUANTILE = 0.97
 """Decode pools have room for so much: with room for a mean, fewer requests of the declared day met
 the objectives for as many GPU-hours (``bench.pools --quick``)."""
-STEPS = 10
-"""Steps from 0 to 1 in which a growth is known."""
+_STEPS = np.array((0, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, MAX_GROWTH))
+"""Values of growth that pools are sized for: each takes time."""
 
 
 def expected_growth(seen: Sequence[float]) -> tuple[float, ...]:
-    """Return the growth of the periods that may come again: ``seen``, and PRIOR_GROWTH where less
-    is known."""
-    return tuple(min(MAX_GROWTH, x) for x in (*PRIOR_GROWTH[len(seen) :], *seen))
+    """Return the growth in each of the last GROWTH_PERIODS, any of which may come again."""
+    before = (PRIOR_GROWTH,) * (GROWTH_PERIODS - len(seen))
+    return tuple(min(MAX_GROWTH, x) for x in (*before, *seen))
 
 
 def growth_shares(growth: Sequence[float]) -> tuple[tuple[float, float], ...]:
     """Return the distribution of these values, as pairs of a value and its share. A value counts
-    for the two multiples of 1/STEPS beside it, so that the mean stays what it is; no growth without
-    values."""
+    for the two of _STEPS beside it, so that the mean stays what it is; no growth without values."""
     if not growth:
         return ((0.0, 1.0),)
-    steps = STEPS * np.asarray(growth, dtype=np.float64)
-    below = np.floor(steps).astype(np.int64)
-    above = steps - below
-    weights = np.concatenate((1.0 - above, above))
-    shares = np.bincount(np.concatenate((below, below + 1)), weights) / len(growth)
-    return tuple((i / STEPS, float(share)) for i, share in enumerate(shares) if share > 0)
+    values = np.asarray(growth, dtype=np.float64)
+    above = np.clip(np.searchsorted(_STEPS, values), 1, len(_STEPS) - 1)
+    part = (values - _STEPS[above - 1]) / (_STEPS[above] - _STEPS[above - 1])
+    weights = np.concatenate((1.0 - part, part))
+    shares = np.bincount(np.concatenate((above - 1, above)), weights) / len(growth)
+    return tuple((float(_STEPS[i]), float(shares[i])) for i in np.flatnonzero(shares))
 
 
 def high_growth(growth: Sequence[float]) -> float:

@@ -134,37 +134,46 @@ def late_share(servers: int, outlook: PrefillOutlook, service: ServiceTime, ttft
     errors = _QUADRATURE if outlook.error > 0 else ((0.0, 1.0),)
     for (deviations, weight), (growth, share) in itertools.product(errors, outlook.growth):
         load = outlook.load * max(0.0, 1.0 + deviations * outlook.error)
-        grown = load * (1.0 + growth)
-        waits = erlang_c(servers, (load + grown) / 2.0 if outlook.seconds < math.inf else grown)
-        # ``waits`` has the share of prompts that find all servers busy. Of these, the wait has the
-        # mean of Allen-Cunneen only if work varies as that of busy servers does.
-        variance = service.mean_s * (1.0 + service.spread)  # of the work of 1 s, for each erlang
-        drift, seconds = _last_drift(servers, load, grown, outlook.seconds)
-        empty = _reflected_tail(work_s, 0.0, drift, max(load, servers) * variance, seconds)
-        queued = empty
-        if outlook.queued_s > 0 and outlook.seconds < math.inf:
-            drift = (load + grown) / 2.0 - servers
-            lasting = _reflected_tail(
-                work_s, outlook.queued_s, drift, load * variance, outlook.seconds
-            )
-            queued = np.maximum(empty, lasting)
-        late += weight * share * float(service.weights @ (waits * empty + queued - empty))
+        late += (
+            weight
+            * share
+            * float(service.weights @ _late(servers, load, growth, outlook, service, work_s))
+        )
+    return late
+
+
+def _late(
+    servers: int,
+    load: float,
+    growth: float,
+    outlook: PrefillOutlook,
+    service: ServiceTime,
+    work_s: SampleVector,
+) -> SampleVector:
+    """Return for each prompt the probability that more than ``work_s`` waits at the end."""
+    grown, seconds = load * (1.0 + growth), outlook.seconds
+    mean = (load + grown) / 2.0 if seconds < math.inf else grown
+    variance = service.mean_s * (1.0 + service.spread)  # of the work of 1 s, for each erlang
+    # Of the prompts that find all servers busy, the wait has the mean of Allen-Cunneen only if work
+    # varies as that of busy servers does.
+    busy = max(load, servers) * variance
+    late = erlang_c(servers, mean) * _reflected_tail(work_s, 0.0, mean - servers, busy, seconds)
+    if seconds == math.inf:
+        return late
+    if load < servers < grown:
+        # All wait since the load has exceeded the servers.
+        since_s = seconds * (grown - servers) / (grown - load)
+        exceeded = _reflected_tail(work_s, 0.0, (grown - servers) / 2.0, busy, since_s)
+        late = np.maximum(late, exceeded)
+    if outlook.queued_s > 0:
+        drift = mean - servers
+        lasting = _reflected_tail(work_s, outlook.queued_s, drift, load * variance, seconds)
+        late = np.maximum(late, lasting)
     return late
 
 
 _QUADRATURE = ((-math.sqrt(3.0), 1 / 6), (0.0, 2 / 3), (math.sqrt(3.0), 1 / 6))
 """Deviations and weights, exact for polynomials of degree 5."""
-
-
-def _last_drift(servers: int, load: float, grown: float, seconds: float) -> tuple[float, float]:
-    """Return how much more work comes than is done in each second while the load grows evenly, and
-    for how long. If the load exceeds the servers only at last, it is the time since then that
-    counts."""
-    if seconds == math.inf:
-        return grown - servers, seconds
-    if load < servers < grown:
-        return (grown - servers) / 2.0, seconds * (grown - servers) / (grown - load)
-    return (load + grown) / 2.0 - servers, seconds
 
 
 def _reflected_tail(

@@ -16,7 +16,12 @@ def test_a_distribution_keeps_the_mean(seen: list[float]) -> None:
     shares = growth_shares(seen)
     assert sum(share for _, share in shares) == pytest.approx(1.0)
     assert sum(x * share for x, share in shares) == pytest.approx(sum(seen) / len(seen))
-    assert len(shares) <= 11 and all(0 <= x <= 1 and share > 0 for x, share in shares)
+    assert len(shares) <= 14 and all(0 <= x <= 1 and share > 0 for x, share in shares)
+
+
+@given(st.floats(0, 1), st.integers(1, 60))
+def test_one_growth_of_few_is_none_of_a_high_quantile(growth: float, known: int) -> None:
+    assert high_growth(expected_growth((*(0.0,) * (known - 1), growth))) <= 0.1
 
 
 def test_no_values_are_no_growth() -> None:
@@ -25,6 +30,6 @@ def test_no_values_are_no_growth() -> None:
 
 
 def test_what_was_seen_takes_the_place_of_what_is_assumed() -> None:
-    assert expected_growth(()) == (0.1,) * 10
-    assert expected_growth((0.0, 7.0)) == (*(0.1,) * 8, 0.0, 1.0)
-    assert expected_growth((0.3,) * 11) == (0.3,) * 11
+    assert expected_growth(()) == (0.1,) * 60
+    assert expected_growth((0.0, 7.0)) == (*(0.1,) * 58, 0.0, 1.0)
+    assert expected_growth((0.3,) * 60) == (0.3,) * 60
