@@ -58,15 +58,16 @@ acted upon for as long as a start takes."""
 
 
 def queued_work_s(mix: RequestMix, service: ServiceTime) -> float:
-    """Return the seconds of work in the queue. ``mix.backlog_tokens`` also holds the prompts that
-    are computed: a Poisson number of each length, rate*E[S*tokens] tokens by Little's law with a
-    variance of rate*E[S*tokens^2]. What this explains is no queue."""
+    """Return the seconds of work in the queue. ``mix.backlog_tokens`` also holds what is still to
+    compute of the prompts that are computed: a Poisson number of each length by Little's law, and
+    any part of its uncached tokens u. So rate*E[S*u/2] tokens with a variance of rate*E[S*u^2/3]
+    are no queue."""
     tokens = mean_prompt_tokens(mix)
     if tokens <= 0:
         return 0.0
-    lengths = np.array([s.uncached + s.cached for s in mix.samples])
-    computed = mix.rate * float(service.weights @ (service.seconds * lengths))
-    variance = mix.rate * float(service.weights @ (service.seconds * lengths**2))
+    uncached = np.array([s.uncached for s in mix.samples])
+    computed = mix.rate * float(service.weights @ (service.seconds * uncached)) / 2.0
+    variance = mix.rate * float(service.weights @ (service.seconds * uncached**2)) / 3.0
     most = computed + CHANCE_DEVIATIONS * math.sqrt(variance)
     return max(0.0, mix.backlog_tokens - most) / tokens * service.mean_s
 

@@ -22,6 +22,8 @@ HIGH_QUANTILE = 0.97
 the objectives for as many GPU-hours (``bench.pools --quick``)."""
 _STEPS = np.array((0, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, MAX_GROWTH))
 """Values of growth that pools are sized for: each takes time."""
+_BELOW = np.append(0.0, (_STEPS[1:] + _STEPS[:-1]) / 2.0)
+_ABOVE = np.append(_BELOW[1:], MAX_GROWTH)
 
 
 def expected_growth(seen: Sequence[float]) -> tuple[float, ...]:
@@ -31,15 +33,14 @@ def expected_growth(seen: Sequence[float]) -> tuple[float, ...]:
 
 
 def growth_shares(growth: Sequence[float]) -> tuple[tuple[float, float], ...]:
-    """Return the distribution of these values, as pairs of a value and its share. A value counts
-    for the two of _STEPS beside it, so that the mean stays what it is; no growth without values."""
-    if not growth:
+    """Return the distribution of growth, as pairs of a value and its share. Each of ``growth`` may
+    come again in any part: it counts evenly from 0 to its value. So the demand has no jump where
+    large ones come in more than the share of requests that may be late."""
+    values = np.maximum(np.asarray(growth, dtype=np.float64), 1e-9)
+    if not len(values):
         return ((0.0, 1.0),)
-    values = np.asarray(growth, dtype=np.float64)
-    above = np.clip(np.searchsorted(_STEPS, values), 1, len(_STEPS) - 1)
-    part = (values - _STEPS[above - 1]) / (_STEPS[above] - _STEPS[above - 1])
-    weights = np.concatenate((1.0 - part, part))
-    shares = np.bincount(np.concatenate((above - 1, above)), weights) / len(growth)
+    parts = (np.clip(values[:, None], _BELOW, _ABOVE) - _BELOW) / values[:, None]
+    shares = parts.mean(axis=0)
     return tuple((float(_STEPS[i]), float(shares[i])) for i in np.flatnonzero(shares))
 
 

@@ -157,18 +157,19 @@ def _late(
     # Of the prompts that find all servers busy, the wait has the mean of Allen-Cunneen only if work
     # varies as that of busy servers does.
     busy = max(load, servers) * variance
-    late = erlang_c(servers, mean) * _reflected_tail(work_s, 0.0, mean - servers, busy, seconds)
+    empty = _reflected_tail(work_s, 0.0, mean - servers, busy, seconds)
+    late = erlang_c(servers, mean) * empty
     if seconds == math.inf:
         return late
-    if load < servers < grown:
-        # All wait since the load has exceeded the servers.
-        since_s = seconds * (grown - servers) / (grown - load)
-        exceeded = _reflected_tail(work_s, 0.0, (grown - servers) / 2.0, busy, since_s)
-        late = np.maximum(late, exceeded)
     if outlook.queued_s > 0:
         drift = mean - servers
         lasting = _reflected_tail(work_s, outlook.queued_s, drift, load * variance, seconds)
-        late = np.maximum(late, lasting)
+        late = late + np.maximum(lasting - empty, 0.0)
+    if load < servers < grown:
+        # All prompts have waited since the load exceeded the servers.
+        since_s = seconds * (grown - servers) / (grown - load)
+        exceeded = _reflected_tail(work_s, 0.0, (grown - servers) / 2.0, busy, since_s)
+        late = np.maximum(late, exceeded)
     return late
 
 

@@ -46,7 +46,7 @@ class RequestMix(msgspec.Struct, frozen=True, kw_only=True):
     rate: float
     window_s: float
     samples: tuple[RequestSample, ...]
-    backlog_tokens: float = 0.0  # of prompts in any queue or computed, cached tokens included
+    backlog_tokens: float = 0.0  # of prompts in any queue; of those computed, what is left
     residents: float = 0.0  # sequences that decode now
     resident_kv: float = 0.0  # tokens that they hold; 0: unknown
     growth_samples: tuple[float, ...] = ()  # of the load while a worker starts: equally likely

@@ -40,7 +40,7 @@ MIXES = st.builds(
     window_s=st.sampled_from([0.0, 15.0, 60.0, 300.0]),
     arrivals=st.one_of(st.just(NO_ARRIVALS), BURSTS),
     samples=SAMPLES,
-    growth_samples=st.lists(st.floats(0, 0.5), max_size=4).map(tuple),
+    growth_samples=st.lists(st.floats(0, 1), max_size=60).map(tuple),
     backlog_tokens=st.one_of(st.just(0.0), st.floats(1e3, 1e6)),
     residents=st.one_of(st.just(0.0), st.floats(1, 500)),
     resident_kv=st.one_of(st.just(0.0), st.floats(1e3, 1e6)),
@@ -125,6 +125,13 @@ def test_an_error_of_five_percent_changes_a_worker_or_ten_percent(of: Situation)
             for role, count in changed(of, name, factor).workers().items():
                 low, high = sorted((before[role], count))
                 assert high - low <= math.ceil(0.1 * high), (name, factor, role, low, high)
+
+
+@given(SITUATIONS, st.floats(0, 1))
+def test_more_growth_needs_no_fewer_workers(of: Situation, more: float) -> None:
+    grown = tuple(x + more * (1.0 - x) for x in of.mix.growth_samples)
+    before, after = of.workers(), of._replace(mix=replace(of.mix, growth_samples=grown)).workers()
+    assert all(after[role] >= before[role] for role in before)
 
 
 @given(SITUATIONS, st.floats(1.0, 3.0))
