@@ -36,9 +36,9 @@ def growth_shares(growth: Sequence[float]) -> tuple[tuple[float, float], ...]:
     """Return the distribution of growth, as pairs of a value and its share. Each of ``growth`` may
     come again in any part: it counts evenly from 0 to its value. So the demand has no jump where
     large ones come in more than the share of requests that may be late."""
-    values = np.maximum(np.asarray(growth, dtype=np.float64), 1e-9)
-    if not len(values):
+    if not growth:
         return ((0.0, 1.0),)
+    values = np.clip(np.asarray(growth, dtype=np.float64), 1e-9, MAX_GROWTH)
     parts = (np.clip(values[:, None], _BELOW, _ABOVE) - _BELOW) / values[:, None]
     shares = parts.mean(axis=0)
     return tuple((float(_STEPS[i]), float(shares[i])) for i in np.flatnonzero(shares))

@@ -134,15 +134,12 @@ def late_share(servers: int, outlook: PrefillOutlook, service: ServiceTime, ttft
     errors = _QUADRATURE if outlook.error > 0 else ((0.0, 1.0),)
     for (deviations, weight), (growth, share) in itertools.product(errors, outlook.growth):
         load = outlook.load * max(0.0, 1.0 + deviations * outlook.error)
-        late += (
-            weight
-            * share
-            * float(service.weights @ _late(servers, load, growth, outlook, service, work_s))
-        )
+        each = _late_probabilities(servers, load, growth, outlook, service, work_s)
+        late += weight * share * float(service.weights @ each)
     return late
 
 
-def _late(
+def _late_probabilities(
     servers: int,
     load: float,
     growth: float,

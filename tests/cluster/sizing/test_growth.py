@@ -26,6 +26,10 @@ def test_one_growth_of_few_is_none_of_a_high_quantile(growth: float, known: int)
     assert high_growth(expected_growth((*(0.0,) * (known - 1), growth))) <= 0.1
 
 
+def test_more_than_a_doubling_counts_as_one() -> None:
+    assert growth_shares((7.0, -1.0)) == growth_shares((1.0, 0.0))
+
+
 def test_no_values_are_no_growth() -> None:
     assert growth_shares(()) == ((0.0, 1.0),)
     assert high_growth(()) == 0.0

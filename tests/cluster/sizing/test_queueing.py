@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 import time
 from random import Random
@@ -116,6 +117,26 @@ def test_late_prompts_of_a_pool_that_waits_for_workers(
         late, prompts = late + (start - now > 5.0), prompts + 1
     outlook = PrefillOutlook(10.0, seconds=60.0, growth=((growth, 1.0),), queued_s=queued_s)
     assert late_share(servers, outlook, ONE_S, 6.0) == pytest.approx(late / prompts, abs=0.06)
+
+
+@pytest.mark.parametrize("seconds", [60.0, 300.0])
+def test_more_growth_is_no_less_late_and_never_suddenly_more(seconds: float) -> None:
+    """Also where the load comes to exceed the servers: 9.5 erlangs, ten servers."""
+    growths = [i / 1000 for i in range(1000)]
+    late = [
+        late_share(10, PrefillOutlook(9.5, seconds, growth=((growth, 1.0),)), TWO_KINDS, 4.0)
+        for growth in growths
+    ]
+    steps = [more - less for less, more in itertools.pairwise(late)]
+    assert min(steps) > -1e-9 and max(steps) < 0.02
+
+
+def test_a_queue_of_nothing_makes_nobody_late() -> None:
+    none, little = (
+        late_share(2, PrefillOutlook(1.0, 5.0, queued_s=queued_s), ONE_S, 1.05)
+        for queued_s in (0.0, 1e-6)
+    )
+    assert little == pytest.approx(none, abs=1e-3)
 
 
 def test_an_uncertain_load_is_late_more_often_than_its_mean() -> None:
