@@ -150,16 +150,16 @@ def _late_probabilities(
     """Return for each prompt the probability that more than ``work_s`` waits at the end."""
     grown, seconds = load * (1.0 + growth), outlook.seconds
     mean = (load + grown) / 2.0 if seconds < math.inf else grown
+    drift = mean - servers
     variance = service.mean_s * (1.0 + service.spread)  # of the work of 1 s, for each erlang
     # Of the prompts that find all servers busy, the wait has the mean of Allen-Cunneen only if work
     # varies as that of busy servers does.
     busy = max(load, servers) * variance
-    empty = _reflected_tail(work_s, 0.0, mean - servers, busy, seconds)
+    empty = _reflected_tail(work_s, 0.0, drift, busy, seconds)
     late = erlang_c(servers, mean) * empty
     if seconds == math.inf:
         return late
     if outlook.queued_s > 0:
-        drift = mean - servers
         lasting = _reflected_tail(work_s, outlook.queued_s, drift, load * variance, seconds)
         late = late + np.maximum(lasting - empty, 0.0)
     if load < servers < grown:
