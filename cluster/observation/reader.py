@@ -38,14 +38,15 @@ FORGET_S = 600.0
 def open_reader(settings: AutoscalerSettings, client: redis.Redis) -> ClusterReader:
     """Return a reader for ``async with``. Raises StartupError for a URL of Prometheus, or TLS
     files, that cannot be used."""
-    window = {"interval_s": settings.interval_s, "window_s": settings.window_s}
+    interval_s, window_s = settings.interval_s, settings.window_s
     source: TrafficSource
     if settings.prometheus_url is not None:
-        source = PrometheusApi(
-            check_prometheus_url(settings.prometheus_url), settings.cluster, **window
-        )
+        url = check_prometheus_url(settings.prometheus_url)
+        source = PrometheusApi(url, settings.cluster, interval_s=interval_s, window_s=window_s)
     else:
-        source = RouterScraper(settings.cluster, settings.tls, **window)
+        source = RouterScraper(
+            settings.cluster, settings.tls, interval_s=interval_s, window_s=window_s
+        )
     directory = Directory(client, settings.cluster)
     return ClusterReader(directory, source, warm_up_s=settings.warm_up_s)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
 import msgspec
@@ -66,14 +66,20 @@ def keep_counted_metrics(text: str) -> str:
 
 
 class RouterScraper:
-    """A ``TrafficSource`` that scrapes routers. Raises StartupError for TLS files that cannot be
-    used."""
+    """A ``TrafficSource`` that scrapes routers. ``clock``: monotonic. Raises StartupError for TLS
+    files that cannot be used."""
 
     def __init__(
-        self, cluster: str, tls: TlsFiles | None, *, interval_s: float, window_s: float
+        self,
+        cluster: str,
+        tls: TlsFiles | None,
+        *,
+        interval_s: float,
+        window_s: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.stale_s = BURST_INTERVALS * interval_s
-        self._cluster = cluster
+        self._cluster, self._clock = cluster, clock
         self._trust = None if tls is None else MetricsTls(tls)
         self._sliding = SlidingWindow(window_s, BURST_INTERVALS * interval_s)
         self._previous: MetricsSnapshot | None = None
@@ -113,10 +119,14 @@ class RouterScraper:
     async def _scrape(self, routers: Sequence[RouterRecord]) -> ScrapeResult:
         listed = target_groups([], routers, self._cluster, tls=self._trust is not None)
         if self._trust is None:
-            pages = MetricsScraper(LIMITS, slim=keep_counted_metrics)
+            pages = MetricsScraper(LIMITS, slim=keep_counted_metrics, clock=self._clock)
         else:
             pages = MetricsScraper(
-                LIMITS, tls=self._trust.context(), name=self._trust.name, slim=keep_counted_metrics
+                LIMITS,
+                tls=self._trust.context(),
+                name=self._trust.name,
+                slim=keep_counted_metrics,
+                clock=self._clock,
             )
         async with pages:
             return await pages.scrape(msgspec.convert(listed, list[TargetGroup]))

@@ -84,7 +84,7 @@ class MetricsScraper:
 
     ``tls`` is presented to processes that require certificates. They must prove ``name``, or their
     address where it is None. ``trust`` is a hint added to errors about untrusted certificates.
-    ``slim`` drops the lines of a page that are not needed.
+    ``slim`` drops the lines of a page that are not needed. ``clock``: monotonic.
     """
 
     def __init__(
@@ -95,9 +95,10 @@ class MetricsScraper:
         name: str | None = None,
         trust: str = "",
         slim: Callable[[str], str] = drop_unused_lines,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
-        self._slim = slim
+        self._slim, self._clock = slim, clock
         self._limits, self._tls, self._trust = limits, tls, trust
         self._parsing = asyncio.Lock()
         self._client: aiohttp.ClientSession
@@ -125,7 +126,7 @@ class MetricsScraper:
                 raise page
             else:
                 found[group.target] = page
-        snapshot = MetricsSnapshot(time.monotonic(), found, frozenset(silent))
+        snapshot = MetricsSnapshot(self._clock(), found, frozenset(silent))
         return ScrapeResult(groups, snapshot, silent)
 
     async def _page(self, group: TargetGroup, after_s: float) -> MetricsPage:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -53,8 +53,18 @@ async def routers(*names: str) -> AsyncIterator[list[Router]]:
             await each.server.close()
 
 
-def scraper(stale_s: float = 15.0) -> RouterScraper:
-    made = RouterScraper("c", None, interval_s=stale_s / 3, window_s=60.0)
+class Clock:
+    """Seconds that only the test advances."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def scraper(clock: Callable[[], float] = time.monotonic) -> RouterScraper:
+    made = RouterScraper("c", None, interval_s=5.0, window_s=60.0, clock=clock)
     made._sliding._is_full = True  # test_sliding.py tests when it is
     return made
 
@@ -130,13 +140,14 @@ async def test_a_router_that_does_not_answer_is_made_up_for() -> None:
 
 async def test_those_that_are_silent_for_long_are_as_the_others() -> None:
     async with routers("a") as (a,):
-        of = scraper(stale_s=0.3)
+        of = scraper(clock := Clock())
         await begun(of, a.record, GONE)
-        await asyncio.sleep(0.2)
+        clock.now += 10.0
         await of.read_traffic([a.record, GONE])
-        await asyncio.sleep(0.2)
+        clock.now += 10.0
         a.serve(2)
         assert arrivals(await of.read_traffic([a.record, GONE])) == pytest.approx(4)
+        clock.now += 5.0
         a.serve(3)
         assert arrivals(await of.read_traffic([a.record])) == pytest.approx(7)
 
@@ -144,11 +155,11 @@ async def test_those_that_are_silent_for_long_are_as_the_others() -> None:
 async def test_one_that_was_silent_for_long_is_not_counted_twice() -> None:
     """The other one represented it meanwhile, so that what its next page adds has been counted."""
     async with routers("a", "b") as (a, b):
-        of = scraper(stale_s=0.3)
+        of = scraper(clock := Clock())
         there = [a.record, b.record]
         await begun(of, *there)
         for page in (None, *[b"baton_requests_received_total ?\n"] * 3, None, None):
-            await asyncio.sleep(0.18)
+            clock.now += 9.0
             b.page = page
             a.serve(2)
             b.serve(2)
@@ -159,10 +170,11 @@ async def test_one_that_was_silent_for_long_is_not_counted_twice() -> None:
 
 async def test_nothing_is_known_before_the_first_window_is_full_or_after_a_gap() -> None:
     async with routers("a") as (a,):
-        of = scraper(stale_s=0.3)
+        of = scraper(clock := Clock())
         await begun(of, a.record)
+        clock.now += 5.0
         assert arrivals(await of.read_traffic([a.record])) == 0
-        await asyncio.sleep(0.4)
+        clock.now += 20.0
         a.serve(400)
         with pytest.raises(Unavailable, match="the first window is not full"):
             await of.read_traffic([a.record])
