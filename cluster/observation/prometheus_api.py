@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Self
 
@@ -24,6 +24,7 @@ import aiohttp
 import msgspec
 from yarl import URL
 
+from cluster.observation.arrival_history import ArrivalHistory
 from cluster.observation.reading import (
     MAX_REQUEST_RATE,
     TrafficReading,
@@ -45,7 +46,6 @@ from cluster.observation.router_pages import (
 )
 from cluster.observation.sliding_window import (
     BURST_INTERVALS,
-    HISTORY_S,
     LONGEST,
     SHARE,
     has_changed,
@@ -147,8 +147,8 @@ class PrometheusApi:
         self._asked_s = window_s  # window of the next query
         self._alike_since_s: float | None = None  # monotonic; nothing before it is asked for
         self._samples: tuple[RequestSample, ...] = ()
-        self._arrivals: deque[float] = deque(maxlen=round(HISTORY_S / self._burst_s))
-        self._remembered_s = -math.inf  # time of the last of them
+        self._history = ArrivalHistory(self._burst_s)
+        self._remembered_s = -math.inf  # time of the last of its counts
         self._client: aiohttp.ClientSession
 
     async def __aenter__(self) -> Self:
@@ -181,10 +181,12 @@ class PrometheusApi:
         if self._alike_since_s is None:
             self._alike_since_s = now - self._window_s
         if burst is not None:
-            self._remember(burst)
+            is_new = self._remember(burst)
             parts = burst, max(0.0, arrivals - burst)
             seconds = self._burst_s, window_s - self._burst_s
             if has_changed(parts, arrival_dispersion(self._past(), 1), 1.0, seconds, 1):
+                if is_new:
+                    self._history.record_change(1)
                 arrivals, window_s = burst, self._burst_s
                 self._alike_since_s = now - self._burst_s
         self._asked_s = self._next_window_s(counted, now - self._alike_since_s)
@@ -204,16 +206,19 @@ class PrometheusApi:
         return max(self._window_s, min(most_s, long_enough_s(counted, self._samples)))
 
     def _past(self) -> Arrivals:
-        return Arrivals(self._burst_s, tuple(self._arrivals))
+        return self._history.arrivals(self._burst_s)
 
-    def _remember(self, arrivals: float) -> None:
-        """Add the arrivals of the last burst_s to the history, once in that time."""
+    def _remember(self, arrivals: float) -> bool:
+        """Add the arrivals of the last burst_s to the history, once in that time. Return whether
+        they were added."""
         now = time.monotonic()
         if now - self._remembered_s > 2.0 * self._burst_s:
-            self._arrivals.clear()
-        if now - self._remembered_s >= SHARE * self._burst_s:
-            self._arrivals.append(round(arrivals))
-            self._remembered_s = now
+            self._history.clear()
+        if now - self._remembered_s < SHARE * self._burst_s:
+            return False
+        self._history.add(arrivals)
+        self._remembered_s = now
+        return True
 
     async def _query_api(self, query: str) -> bytes:
         form = {"query": query, "timeout": f"{DEADLINE_S:g}s"}

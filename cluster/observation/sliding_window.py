@@ -20,10 +20,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
 
+from cluster.observation.arrival_history import ArrivalHistory
 from cluster.observation.request_lengths import LengthHistogram
 from cluster.observation.request_mix import TrafficCounts, request_samples
 from cluster.sizing.burstiness import arrival_dispersion, dispersion
-from cluster.sizing.snapshot import Arrivals, ObservedLatency, RequestMix, RequestSample
+from cluster.sizing.snapshot import ObservedLatency, RequestMix, RequestSample
 
 BURST_INTERVALS = 3
 """``burst_s`` in intervals of the autoscaler."""
@@ -35,8 +36,6 @@ hours."""
 LEAST = 100
 """Requests below which lengths are those of up to LONGEST windows, or as they were last."""
 LONGEST = 5
-HISTORY_S = 3600.0
-"""Seconds of which arrivals are remembered."""
 SHARE = 0.97
 """This share of a period suffices, because readings are not exactly evenly spaced."""
 
@@ -52,8 +51,7 @@ class SlidingWindow:
         self._known_s = 0.0  # since the last gap
         self._is_full = False  # whether the first window since then is
         self._samples: tuple[RequestSample, ...] = ()
-        remembered = round(BURST_INTERVALS * HISTORY_S / burst_s)
-        self._arrivals: deque[float] = deque(maxlen=remembered)  # the latest last
+        self._history = ArrivalHistory(burst_s / BURST_INTERVALS)
 
     def add(self, counted: TrafficCounts) -> None:
         self._counted.appendleft(counted)
@@ -62,10 +60,10 @@ class SlidingWindow:
             self._counted.pop()
         if counted.seconds * SHARE > self._burst_s:
             self._alike, self._known_s, self._is_full = 0, 0.0, False
-            self._arrivals.clear()
+            self._history.clear()
         else:
             self._alike, self._known_s = min(self._alike + 1, kept), self._known_s + counted.seconds
-            self._arrivals.append(round(counted.arrivals))
+            self._history.add(counted.arrivals)
             self._forget_before_change()
         self._choose_length()
         self._samples = request_samples(self._lengths()) or self._samples
@@ -82,7 +80,7 @@ class SlidingWindow:
             samples=self._samples,
             backlog_tokens=backlog_tokens,
             residents=residents,
-            arrivals=Arrivals(window_s / len(used), tuple(self._arrivals)),
+            arrivals=self._history.arrivals(window_s / len(used)),
         )
 
     def observed(self) -> ObservedLatency:
@@ -92,13 +90,14 @@ class SlidingWindow:
     def _forget_before_change(self) -> None:
         alike, recent = self._latest(self._alike), self._covering(self._burst_s)
         seconds, both = [c.seconds for c in alike], _tokens(alike)
-        past = Arrivals(math.fsum(seconds) / len(seconds), tuple(self._arrivals))
+        past = self._history.arrivals(math.fsum(seconds) / len(seconds))
         longest = _longest(self._samples)
         while recent < len(alike):
             usual = token_dispersions(self._samples, arrival_dispersion(past, recent))
             each = zip(both, usual, longest, strict=True)
             if any(has_changed(*of, seconds, recent) for of in each):
                 self._alike = recent
+                self._history.record_change(recent)
                 return
             recent *= 2
 

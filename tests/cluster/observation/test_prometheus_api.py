@@ -162,6 +162,18 @@ async def test_a_change_is_followed_by_the_short_window() -> None:
     assert (look.mix.rate, look.mix.window_s) == (5.0, 15.0)
 
 
+def steady(requests: int) -> dict[tuple[str, str], Any]:
+    """Return an answer about so many requests of like lengths in a minute."""
+    return {
+        **GOOD,
+        ("arrivals", ""): requests,
+        ("burst", ""): requests / 4,
+        ("prompts_sum", ""): 100 * requests,
+        ("outputs_sum", ""): 100 * requests,
+        **{("outputs", le): requests for le in ("128", "+Inf")},
+    }
+
+
 @pytest.mark.parametrize(
     ("requests", "alike_s", "asked_s"),
     [
@@ -175,27 +187,33 @@ async def test_the_window_follows_the_variance(
 ) -> None:
     now = [5000.0]
     monkeypatch.setattr(prometheus_api, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    steady = {
-        **GOOD,
-        ("arrivals", ""): requests,
-        ("burst", ""): requests / 4,
-        ("prompts_sum", ""): 100 * requests,
-        ("outputs_sum", ""): 100 * requests,
-        **{("outputs", le): requests for le in ("128", "+Inf")},
-    }
     async with served() as (server, api):
-        server.body = json.dumps(answer(steady)).encode()
+        server.body = json.dumps(answer(steady(requests))).encode()
         for _ in range(2):
             await api.read_traffic([])
             now[0] += alike_s
         await api.read_traffic([])
-        server.body = json.dumps(answer(steady | {("burst", ""): 4 * requests})).encode()
+        server.body = json.dumps(answer(steady(requests) | {("burst", ""): 4 * requests})).encode()
         await api.read_traffic([])  # the load has risen
         await api.read_traffic([])
     asked = [query for _, query in server.asked]
     assert asked[1] == build_query("c", 60.0, 15.0, 60.0)
     assert asked[2] == build_query("c", asked_s, 15.0, 60.0)
     assert asked[4] == build_query("c", 60.0, 15.0, 60.0)  # nothing before the change
+
+
+async def test_what_was_before_a_change_is_at_the_level_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [5000.0]
+    monkeypatch.setattr(prometheus_api, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    async with served() as (server, api):
+        for turn in range(30):
+            burst = 1500 if turn < 27 else 4500
+            server.body = json.dumps(answer(steady(6000) | {("burst", ""): burst})).encode()
+            look = await api.read_traffic([])
+            now[0] += 5.0
+    assert look.mix.arrivals.counts == pytest.approx((4500,) * 10)
 
 
 async def test_nothing_is_known_before_the_first_window_is_full() -> None:
