@@ -98,22 +98,27 @@ class ArrivalRates(NamedTuple):
 NO_ARRIVAL_RATES = ArrivalRates(1.0, np.zeros(0))
 
 
-def usual_bursts(arrivals: Arrivals, rate: float) -> ArrivalRates:
-    """Return the requests/s of each interval, if their mean in LOCAL_S around it had been ``rate``.
+def levelled(values: SampleVector, level: float, half: int) -> SampleVector:
+    """Return the values as if their mean, over ``half`` of them on each side, had been ``level``.
 
     Deviations from the mean grow with the root of the mean, as those of a sum of independent users
     do.
     """
+    total = np.concatenate(([0.0], np.cumsum(values)))
+    index = np.arange(len(values))
+    first, last = np.maximum(index - half, 0), np.minimum(index + half + 1, len(values))
+    means = (total[last] - total[first]) / (last - first)
+    growth = np.divide(level, means, out=np.zeros_like(values), where=means > 0)
+    return np.asarray(np.maximum(level + (values - means) * np.sqrt(growth), 0.0))
+
+
+def usual_bursts(arrivals: Arrivals, rate: float) -> ArrivalRates:
+    """Return the requests/s of each interval, if their mean in LOCAL_S around it had been
+    ``rate``."""
     rates = np.array(arrivals.counts, dtype=np.float64) / arrivals.interval_s
     if not rates.any() or rate <= 0:
         return NO_ARRIVAL_RATES
-    half = max(1, round(LOCAL_S / 2 / arrivals.interval_s))
-    total = np.concatenate(([0.0], np.cumsum(rates)))
-    index = np.arange(len(rates))
-    first, last = np.maximum(index - half, 0), np.minimum(index + half + 1, len(rates))
-    means = (total[last] - total[first]) / (last - first)
-    growth = np.divide(rate, means, out=np.zeros_like(rates), where=means > 0)
-    found = np.maximum(rate + (rates - means) * np.sqrt(growth), 0.0)
+    found = levelled(rates, rate, max(1, round(LOCAL_S / 2 / arrivals.interval_s)))
     return ArrivalRates(arrivals.interval_s, found * (rate / max(float(found.mean()), 1e-9)))
 
 
