@@ -64,7 +64,7 @@ class ArrivalHistory:
             return present
         parts = (counts[a:b] for a, b in itertools.pairwise((0, *starts)))
         ended = (_until_change(part, local, now) for part in parts if part.any())
-        before = (levelled(part, now, local // 2) for part in ended if part.any())
+        before = (levelled(part, now, self._interval_s) for part in ended if part.any())
         return np.concatenate((*before, present))
 
 

@@ -98,12 +98,14 @@ class ArrivalRates(NamedTuple):
 NO_ARRIVAL_RATES = ArrivalRates(1.0, np.zeros(0))
 
 
-def levelled(values: SampleVector, level: float, half: int) -> SampleVector:
-    """Return the values as if their mean, over ``half`` of them on each side, had been ``level``.
+def levelled(values: SampleVector, level: float, interval_s: float) -> SampleVector:
+    """Return the values of successive intervals as if their mean in LOCAL_S around each had been
+    ``level``.
 
     Deviations from the mean grow with the root of the mean, as those of a sum of independent users
     do.
     """
+    half = max(1, round(LOCAL_S / 2 / interval_s))
     total = np.concatenate(([0.0], np.cumsum(values)))
     index = np.arange(len(values))
     first, last = np.maximum(index - half, 0), np.minimum(index + half + 1, len(values))
@@ -118,7 +120,7 @@ def usual_bursts(arrivals: Arrivals, rate: float) -> ArrivalRates:
     rates = np.array(arrivals.counts, dtype=np.float64) / arrivals.interval_s
     if not rates.any() or rate <= 0:
         return NO_ARRIVAL_RATES
-    found = levelled(rates, rate, max(1, round(LOCAL_S / 2 / arrivals.interval_s)))
+    found = levelled(rates, rate, arrivals.interval_s)
     return ArrivalRates(arrivals.interval_s, found * (rate / max(float(found.mean()), 1e-9)))
 
 
