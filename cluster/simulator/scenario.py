@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from cluster.config.schema import AutoscalerSection, Section
 from cluster.sizing.snapshot import SloTargets
 from cluster.workloads.distributions import FORMS, ArrivalKind, parse_length
+from engine.kv_cache.kv_format import Precision
 from protocol.errors import StartupError, UsageError
 from protocol.performance.speculation_profile import SpeculationProfile
 from protocol.roles import ROLES, Role
@@ -19,7 +20,10 @@ from protocol.roles import ROLES, Role
 LARGEST = 1e9
 MAX_WORKERS = 10_000
 SAMPLE = Path(__file__).parent / "data" / "sample.yaml"
-_GPU_KEYS = ("gpu", "model", "context", "compute", "bandwidth", "weight_bytes")
+_GPU_KEYS = (
+    *("gpu", "model", "context", "compute", "bandwidth", "weight_bytes"),
+    *("kv_precision", "draft"),
+)
 
 Positive: TypeAlias = Annotated[float, Field(gt=0, le=LARGEST)]
 NotNegative: TypeAlias = Annotated[float, Field(ge=0, le=LARGEST)]
@@ -57,6 +61,8 @@ class MachineSection(Section):
     compute: Annotated[float | None, Field(gt=0, le=1)] = None  # of the GPU's; as in baton plan
     bandwidth: Annotated[float | None, Field(gt=0, le=1)] = None
     weight_bytes: Literal[1, 2] = 2  # of a parameter, with gpu and model
+    kv_precision: Precision = "fp8"  # likewise
+    draft: str | None = None  # a model whose weights and KV take memory there, too; likewise
     chunk: Annotated[int | None, Field(ge=1, le=1_000_000)] = None  # 512; with gpu, as a worker's
     max_batch: Annotated[int | None, Field(ge=1, le=100_000)] = None  # 64; with gpu, likewise
     kv_tokens: Annotated[int | None, Field(ge=32, le=10**9)] = None
@@ -90,6 +96,9 @@ class MachinesSection(Section):
             raise ValueError(
                 f"decode.kv_bytes: expected {sent:.15g}, as prefill sends, not {received:.15g}"
             )
+        precision = self.prefill.kv_precision
+        if self.of("decode").kv_precision != precision:
+            raise ValueError(f"decode.kv_precision: expected {precision}, as prefill sends")
         return self
 
     def of(self, role: Role) -> MachineSection:

@@ -94,8 +94,13 @@ def _machine(section: MachineSection, role: Role) -> MachineModel:
         )
     assert section.gpu is not None and section.model is not None
     sizes = gpu_step_sizes(role, section.max_batch, section.chunk)
+    shape, draft = (
+        None if name is None else find_model(name, section.kv_precision, section.weight_bytes)
+        for name in (section.model, section.draft)
+    )
+    assert shape is not None
     machine = machine_model(
-        find_model(section.model, "fp8", section.weight_bytes),
+        shape,
         find_gpu(section.gpu, "gpu").group(section.tp),
         context=section.context,
         chunk=sizes.prefill_chunk,
@@ -106,6 +111,7 @@ def _machine(section: MachineSection, role: Role) -> MachineModel:
         ),
         link_bytes_s=link,
         pool=section.kv_tokens,
+        draft=draft,
     )
     return replace(machine, speculation=section.speculation)
 

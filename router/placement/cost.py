@@ -174,12 +174,13 @@ def find_fetch(
     if tokens <= held:
         return None
     wire_s = (tokens - held) * query.kv_bytes / net.share(best.instance, worker.instance)
-    seconds = PATH_S + best.wait_s + wire_s
+    wait_s = PATH_S + best.wait_s
+    seconds = wait_s + wire_s
     without = worker.queue_s + worker.model.prefill_s(held, query.tokens - held, worker.chunk)
     rest = worker.model.prefill_s(tokens, query.tokens - tokens, worker.chunk)
     if max(worker.queue_s, seconds) + rest > FETCH_GAIN * without:
         return None
-    return PrefixFetch(best.instance, tokens, seconds)
+    return PrefixFetch(best.instance, tokens, seconds, wait_s)
 
 
 def prefill_terms(

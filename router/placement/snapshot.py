@@ -115,6 +115,7 @@ class PrefixFetch(NamedTuple):
     source: str
     tokens: int  # length of the prefix, whole blocks
     seconds: float
+    wait_s: float  # of these, until the source looks the prefix up
 
 
 class PlacementSnapshot(NamedTuple):

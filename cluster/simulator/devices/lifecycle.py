@@ -14,7 +14,7 @@ from cluster.simulator.devices.clock import SimulatedClock
 from cluster.simulator.devices.network import SimulatedNetwork
 from cluster.simulator.devices.request import RequestStatus, SimulatedRequest
 from cluster.simulator.devices.routing import SimulatedRouter
-from cluster.simulator.devices.transfer import KvCarrier
+from cluster.simulator.devices.transfer import KvCarrier, PrefixFetcher
 from cluster.simulator.devices.worker import SimulatedWorker
 from protocol.retry_budget import DEATH_LIMIT, RetryBudget
 from protocol.roles import Role
@@ -48,6 +48,7 @@ class RequestLifecycle:
         self._clock = clock
         self._routers = routers
         self._carrier = KvCarrier(clock, network, self._on_received)
+        self._fetcher = PrefixFetcher(clock, network)
         self._counter = counter
         self._path_s = path_s
         self._waiting: list[SimulatedRequest] = []  # interrupted, for a decode worker
@@ -110,13 +111,8 @@ class RequestLifecycle:
         if chosen.p.fetch is None:
             computing.submit(request)
         else:
-            request.fetched = chosen.p.fetch.tokens
-            at = self._clock.now + chosen.p.fetch.seconds
-            self._clock.at(at, self._on_fetched, request, request.attempt)
-
-    def _on_fetched(self, request: SimulatedRequest, attempt: int) -> None:
-        if request.attempt == attempt and request.decode is not None:
-            (request.prefill or request.decode).submit(request)
+            source = router.named(chosen.p.fetch.source)
+            self._fetcher.fetch(request, computing, source, chosen.p.fetch)
 
     # ---- events of workers (RequestListener) ------------------------------------------------
 

@@ -10,6 +10,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 
+_SLICE_S = 1.0
+"""Seconds after which a long transfer computes its share of the link anew."""
+
 
 class SimulatedNetwork:
     """``rates``: bytes/s of each worker's card, by the worker's number; 0 means unlimited."""
@@ -26,6 +29,14 @@ class SimulatedNetwork:
 
     def _card_rate(self, number: int) -> float:
         return self.rates.get(number, 0.0) or math.inf
+
+    def next_slice(self, source: int, target: int, left: float) -> tuple[float, float]:
+        """Return the seconds until an open transfer of ``left`` bytes computes its share anew or
+        ends, and the bytes that it has sent by then."""
+        rate = self.rate(source, target)
+        if left > rate * _SLICE_S:
+            return _SLICE_S, rate * _SLICE_S
+        return left / rate, left
 
     def open(self, source: int, target: int) -> None:
         self._out[source] += 1

@@ -124,6 +124,10 @@ class SimulatedRouter:
         self.decode = RoutablePool([w for w in serving if w.role == "decode"], self.ledger)
         self.queue.spread_looks(self.terms.routers, len(self.prefill.workers))
 
+    def named(self, name: str) -> SimulatedWorker:
+        """Return a worker of either pool that serves."""
+        return (self.prefill if name in self.prefill.places else self.decode).named(name)
+
     def take_report(self, worker: SimulatedWorker) -> None:
         """Take the load that a worker reports, a part of which other routers have sent."""
         self.ledger.report(worker.name, worker.uncomputed_tokens, worker.uncomputed_prompts)

@@ -1,26 +1,34 @@
-"""The transfer of a request's KV from its prefill worker to its decode worker.
+"""KV on its way between workers: of a request from P to D, and of a cached prefix from a peer.
 
 KV is sent while it is computed, from when the decode worker has room for it. The decode worker asks
 its pool for room when the product's would (protocol/page_reservation.py). What is left when the
 first token exists, the last chunk at least, then takes its time over the link.
+
+A worker that fetches a prefix does so before it computes the rest. A fetch ends early where the
+source dies or the limit of ``kvtransfer/peer_fetch.py`` is reached; what has come by then is used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from cluster.simulator.devices.clock import SimulatedClock
 from cluster.simulator.devices.network import SimulatedNetwork
 from cluster.simulator.devices.request import SimulatedRequest
+from cluster.simulator.devices.worker import SimulatedWorker
+from protocol.block_keys import BLOCK_TOKENS
 from protocol.page_reservation import reservation_delay_s, reserves_at_start
 from protocol.wire import wire_pb2 as pb
+from router.placement.cost import usable_tokens
 from router.placement.estimates import MIN_TAIL_S
+from router.placement.snapshot import PrefixFetch
 
 RESERVE_S = 0.05
 """Expected seconds of a reservation: one step of a decode worker."""
 
-SLICE_S = 1.0
-"""Seconds after which a long transfer computes its share of the link anew."""
+FETCH_S = 20.0
+"""Limit of a fetch, as in ``kvtransfer/peer_fetch.py``."""
 
 
 class KvCarrier:
@@ -89,13 +97,12 @@ class KvCarrier:
         """Send the last ``left`` of ``tail`` bytes at the current share of the link."""
         if request.attempt != attempt:
             return
-        now, rate = self._clock.now, self._network.rate(*_link(request))
-        if left > rate * SLICE_S:
-            rest = left - rate * SLICE_S
-            self._clock.at(now + SLICE_S, self._send, request, attempt, tail, rest, since_s)
+        after_s, sent = self._network.next_slice(*_link(request), left)
+        at = self._clock.now + after_s
+        if sent < left:
+            self._clock.at(at, self._send, request, attempt, tail, left - sent, since_s)
         else:
-            ends = now + left / rate
-            self._clock.at(ends, self._arrived, request, attempt, tail, ends - since_s)
+            self._clock.at(at, self._arrived, request, attempt, tail, at - since_s)
 
     def _arrived(
         self, request: SimulatedRequest, attempt: int, tail: float, seconds: float
@@ -110,6 +117,81 @@ class KvCarrier:
             )
             request.router.estimates.record_transfer(request.decode.name, measured)
         self._on_received(request)
+
+
+@dataclass(slots=True)
+class FetchTransfer:
+    """A fetch of the first ``tokens`` of a request's context."""
+
+    request: SimulatedRequest
+    attempt: int
+    worker: SimulatedWorker
+    source: SimulatedWorker
+    tokens: int
+    until_s: float
+    held: int = 0  # of these tokens, before anything has come
+    left: float = 0.0  # bytes
+
+    @property
+    def link(self) -> tuple[int, int]:
+        return self.source.number, self.worker.number
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the request has gone elsewhere."""
+        return self.request.attempt != self.attempt or self.request.decode is None
+
+
+class PrefixFetcher:
+    """All fetches of a simulation."""
+
+    def __init__(self, clock: SimulatedClock, network: SimulatedNetwork) -> None:
+        self._clock = clock
+        self._network = network
+
+    def fetch(
+        self,
+        request: SimulatedRequest,
+        worker: SimulatedWorker,
+        source: SimulatedWorker,
+        fetch: PrefixFetch,
+    ) -> None:
+        """Bring a prefix to ``worker``, and submit the request to it then."""
+        now = self._clock.now
+        of = FetchTransfer(request, request.attempt, worker, source, fetch.tokens, now + FETCH_S)
+        self._clock.at(now + fetch.wait_s, self._look_up, of)
+
+    def _look_up(self, of: FetchTransfer) -> None:
+        if of.is_over:
+            return
+        request, source = of.request, of.source
+        of.held = usable_tokens(of.worker.cache.cached_tokens(request.blocks), request.context)
+        found = 0 if source.state == "gone" else source.cache.cached_tokens(request.blocks)
+        of.tokens = min(of.tokens, found)
+        if of.tokens <= of.held:
+            of.worker.submit(request)
+            return
+        of.left = (of.tokens - of.held) * request.router.terms.kv_bytes
+        self._network.open(*of.link)
+        self._send(of)
+
+    def _send(self, of: FetchTransfer) -> None:
+        """Send the bytes that are left at the current share of the link."""
+        is_lost = of.source.state == "gone" or self._clock.now >= of.until_s
+        if of.is_over or is_lost or not of.left:
+            self._end(of)
+            return
+        after_s, sent = self._network.next_slice(*of.link, of.left)
+        of.left -= sent
+        self._clock.at(self._clock.now + after_s, self._send, of)
+
+    def _end(self, of: FetchTransfer) -> None:
+        self._network.close(*of.link)
+        if of.is_over:
+            return
+        missing = of.left / of.request.router.terms.kv_bytes
+        of.request.fetched = int(of.tokens - missing) // BLOCK_TOKENS * BLOCK_TOKENS
+        of.worker.submit(of.request)
 
 
 def _link(request: SimulatedRequest) -> tuple[int, int]:

@@ -18,10 +18,12 @@ from cluster.simulator.scenario import (
 )
 from cluster.simulator.simulation import scenario_machines, simulate
 from cluster.simulator.traffic import scenario_requests
+from cluster.sizing.snapshot import MachineModel
 from protocol.errors import StartupError
 from tests.cluster.simulator.scenarios import MACHINE, mix, scenario
 
 DATA = SAMPLE.parent
+GPU: dict[str, Any] = {"gpu": "H200", "model": "Llama-3-70B", "weight_bytes": 1}
 
 
 def raw(**rest: Any) -> dict[str, Any]:
@@ -84,6 +86,11 @@ def test_requests_of_a_mix_that_begins_after_the_end_are_none() -> None:
         ({"machines": {"prefill": {**MACHINE, "compute": 0.5}}}, "compute has no effect"),
         ({"machines": {"prefill": {**MACHINE, "bandwidth": 0.5}}}, "bandwidth has no effect"),
         ({"machines": {"prefill": {**MACHINE, "weight_bytes": 1}}}, "weight_bytes has no effect"),
+        ({"machines": {"prefill": {**MACHINE, "draft": "Llama-3-8B"}}}, "draft has no effect"),
+        (
+            {"machines": {"prefill": GPU, "decode": {**GPU, "kv_precision": "exact"}}},
+            "machines: decode.kv_precision: expected fp8, as prefill sends",
+        ),
         (
             {"machines": {"prefill": {"gpu": "H100", "model": "Llama-3-8B", "kv_bytes": 1}}},
             "machines.prefill: kv_bytes has no effect beside model",
@@ -105,6 +112,19 @@ def test_a_mistake_is_named_with_its_key(change: dict[str, Any], told: str) -> N
     with pytest.raises(StartupError, match="scenario:") as caught:
         parse_scenario(raw(**change))
     assert told in str(caught.value)
+
+
+def test_a_draft_model_and_exact_kv_leave_room_for_fewer_tokens() -> None:
+    def machine(**keys: object) -> MachineModel:
+        of = parse_scenario(raw(machines={"prefill": {**GPU, **keys}}))
+        return scenario_machines(of)["prefill"]
+
+    plain, exact, drafting = machine(), machine(kv_precision="exact"), machine(draft="Llama-3-8B")
+    assert 1.8 < exact.kv_bytes / plain.kv_bytes <= 2.0
+    assert 0.5 <= exact.kv_tokens / plain.kv_tokens < 0.56
+    # Llama-3-8B has 32 layers to the 80 of Llama-3-70B, with KV heads of the same size.
+    assert drafting.kv_tokens < plain.kv_tokens * 80 / (80 + 32)
+    assert drafting.kv_bytes == plain.kv_bytes
 
 
 def test_the_word_off_is_a_mode_in_yaml_too() -> None:
