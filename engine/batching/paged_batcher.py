@@ -163,9 +163,9 @@ def pack_prompts(
     *more: IntArray,
     first_row: int = 0,
 ) -> tuple[tuple[PromptRows, ...], StepInputs, list[Tensor]]:
-    """Return the rows of prompt chunks, their inputs, and ``more`` on the device, after one copy.
-    A span (sequence, first, end) stands for the tokens first .. end of a sequence. The rows begin
-    with ``first_row`` of the batch."""
+    """Return the rows of prompt chunks, their inputs, and ``more`` (each [n]) on the device, after
+    one copy. A span (sequence, first, end) stands for the tokens first .. end of a sequence. The
+    rows begin with ``first_row`` of the batch."""
     starts = _starts([end - first for _, first, end in spans])
     slots = [pool_slots(s, 0, end) for s, _, end in spans]
     groups = _key_groups([len(own) for own in slots])

@@ -181,7 +181,7 @@ SystemBlocks = Annotated[
 ]
 
 
-class UserMessage(LenientModel):
+class AnthropicUserMessage(LenientModel):
     role: Literal["user"]
     content: Annotated[
         list[Annotated[UserBlock, BeforeValidator(without_nulls)]],
@@ -191,7 +191,7 @@ class UserMessage(LenientModel):
     ]
 
 
-class AssistantMessage(LenientModel):
+class AnthropicAssistantMessage(LenientModel):
     role: Literal["assistant"]
     content: Annotated[
         list[Annotated[AssistantBlock, BeforeValidator(without_nulls)]],
@@ -201,7 +201,7 @@ class AssistantMessage(LenientModel):
     ]
 
 
-class SystemMessage(LenientModel):
+class AnthropicSystemMessage(LenientModel):
     """An instruction in the middle of a conversation."""
 
     role: Literal["system"]
@@ -217,9 +217,9 @@ def _role_tag(value: Any) -> str | None:
 
 
 InputMessage = Annotated[
-    Annotated[UserMessage, Tag("=user")]
-    | Annotated[AssistantMessage, Tag("=assistant")]
-    | Annotated[SystemMessage, Tag("=system")],
+    Annotated[AnthropicUserMessage, Tag("=user")]
+    | Annotated[AnthropicAssistantMessage, Tag("=assistant")]
+    | Annotated[AnthropicSystemMessage, Tag("=system")],
     Discriminator(
         _role_tag,
         custom_error_type="baton",

@@ -22,15 +22,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from router.anthropic.blocks import (
-    AssistantMessage,
+    AnthropicAssistantMessage,
+    AnthropicSystemMessage,
+    AnthropicUserMessage,
     InputMessage,
-    SystemMessage,
     TextBlock,
     ThinkingBlock,
     ToolReferenceBlock,
     ToolResultBlock,
     ToolUseBlock,
-    UserMessage,
 )
 from router.anthropic.tools import ToolDefaults, short_name
 
@@ -66,9 +66,9 @@ class Conversation:
         self._waiting: list[str] = []  # system texts that the next user's turn takes
 
     def add(self, message: InputMessage) -> None:
-        if isinstance(message, SystemMessage):
+        if isinstance(message, AnthropicSystemMessage):
             self._add_system(system_text(message.content))
-        elif isinstance(message, UserMessage):
+        elif isinstance(message, AnthropicUserMessage):
             self._add_user(message)
         else:
             self._add_assistant(message)
@@ -90,7 +90,7 @@ class Conversation:
         else:
             _append_system(last, text)
 
-    def _add_user(self, message: UserMessage) -> None:
+    def _add_user(self, message: AnthropicUserMessage) -> None:
         results = [block for block in message.content if isinstance(block, ToolResultBlock)]
         texts = [block.text for block in message.content if isinstance(block, TextBlock)]
         last = self.turns[-1] if self.turns else None
@@ -106,7 +106,7 @@ class Conversation:
         if waiting and after_call:
             _append_system(last, waiting)
 
-    def _add_assistant(self, message: AssistantMessage) -> None:
+    def _add_assistant(self, message: AnthropicAssistantMessage) -> None:
         self.end()
         last = self.turns[-1] if self.turns else None
         if not isinstance(last, AssistantTurn):

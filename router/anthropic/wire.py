@@ -16,7 +16,7 @@ StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 encode = msgspec.json.Encoder().encode
 
 
-class OutputDetails(msgspec.Struct, frozen=True):
+class AnthropicOutputDetails(msgspec.Struct, frozen=True):
     thinking_tokens: int
 
 
@@ -27,15 +27,15 @@ class MessageUsage(msgspec.Struct, frozen=True):
     output_tokens: int
     cache_read_input_tokens: int
     cache_creation_input_tokens: int = 0
-    output_tokens_details: OutputDetails | UnsetType = UNSET
+    output_tokens_details: AnthropicOutputDetails | UnsetType = UNSET
 
     @classmethod
     def of(cls, usage: Usage) -> MessageUsage:
         cached = usage.prompt_tokens_details.cached_tokens
         reasoning = usage.completion_tokens_details
-        details: OutputDetails | UnsetType = UNSET
+        details: AnthropicOutputDetails | UnsetType = UNSET
         if reasoning is not UNSET:
-            details = OutputDetails(reasoning.reasoning_tokens)
+            details = AnthropicOutputDetails(reasoning.reasoning_tokens)
         created, uncached = 0, usage.prompt_tokens - cached
         return cls(uncached, usage.completion_tokens, cached, created, details)
 
