@@ -91,13 +91,14 @@ class MachinesSection(Section):
 
     @model_validator(mode="after")
     def _check_kv_bytes(self) -> MachinesSection:
-        sent, received = self.prefill.kv_bytes, self.of("decode").kv_bytes
+        prefill, decode = self.prefill, self.of("decode")
+        sent, received = prefill.kv_bytes, decode.kv_bytes
         if sent is not None and received is not None and sent != received:
             raise ValueError(
                 f"decode.kv_bytes: expected {sent:.15g}, as prefill sends, not {received:.15g}"
             )
-        precision = self.prefill.kv_precision
-        if self.of("decode").kv_precision != precision:
+        precision = prefill.kv_precision
+        if prefill.model and decode.model and decode.kv_precision != precision:
             raise ValueError(f"decode.kv_precision: expected {precision}, as prefill sends")
         return self
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 
 from msgspec.structs import replace
@@ -94,13 +95,11 @@ def _machine(section: MachineSection, role: Role) -> MachineModel:
         )
     assert section.gpu is not None and section.model is not None
     sizes = gpu_step_sizes(role, section.max_batch, section.chunk)
-    shape, draft = (
-        None if name is None else find_model(name, section.kv_precision, section.weight_bytes)
-        for name in (section.model, section.draft)
+    shape_of = partial(
+        find_model, precision=section.kv_precision, weight_bytes=section.weight_bytes
     )
-    assert shape is not None
     machine = machine_model(
-        shape,
+        shape_of(section.model),
         find_gpu(section.gpu, "gpu").group(section.tp),
         context=section.context,
         chunk=sizes.prefill_chunk,
@@ -111,7 +110,7 @@ def _machine(section: MachineSection, role: Role) -> MachineModel:
         ),
         link_bytes_s=link,
         pool=section.kv_tokens,
-        draft=draft,
+        draft=None if section.draft is None else shape_of(section.draft),
     )
     return replace(machine, speculation=section.speculation)
 

@@ -227,7 +227,7 @@ def fill(tensor: Tensor) -> None:
 
 
 def digest(tensor: Tensor) -> int:
-    """Return 31 bits of a checksum of a tensor's [layers, ...] bytes."""
+    """Return 31 bits of a checksum of the bytes of a tensor [layers, ...]."""
     crc = 0
     for layer in tensor:
         crc = zlib.crc32(layer.contiguous().view(torch.uint8).numpy(), crc)

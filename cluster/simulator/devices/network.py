@@ -1,8 +1,9 @@
 """Links between simulated workers.
 
 A worker sends and receives over one network card, and the transfers at either end share it evenly.
-The share of a transfer is computed for what goes while the prompt is computed, again for the rest
-once it is, and then every second; it is not computed anew whenever another transfer begins or ends.
+The share of a transfer is computed when it begins and then every second, that of a request's KV for
+what goes while the prompt is computed and again for the rest once it is. It is not computed anew
+whenever another transfer begins or ends.
 """
 
 from __future__ import annotations

@@ -129,7 +129,6 @@ class FetchTransfer:
     source: SimulatedWorker
     tokens: int
     until_s: float
-    held: int = 0  # of these tokens, before anything has come
     left: float = 0.0  # bytes
 
     @property
@@ -139,7 +138,7 @@ class FetchTransfer:
     @property
     def is_over(self) -> bool:
         """Whether the request has gone elsewhere."""
-        return self.request.attempt != self.attempt or self.request.decode is None
+        return self.request.attempt != self.attempt
 
 
 class PrefixFetcher:
@@ -165,13 +164,13 @@ class PrefixFetcher:
         if of.is_over:
             return
         request, source = of.request, of.source
-        of.held = usable_tokens(of.worker.cache.cached_tokens(request.blocks), request.context)
+        held = usable_tokens(of.worker.cache.cached_tokens(request.blocks), request.context)
         found = 0 if source.state == "gone" else source.cache.cached_tokens(request.blocks)
         of.tokens = min(of.tokens, found)
-        if of.tokens <= of.held:
+        if of.tokens <= held:
             of.worker.submit(request)
             return
-        of.left = (of.tokens - of.held) * request.router.terms.kv_bytes
+        of.left = (of.tokens - held) * request.router.terms.kv_bytes
         self._network.open(*of.link)
         self._send(of)
 

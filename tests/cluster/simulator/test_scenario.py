@@ -127,6 +127,13 @@ def test_a_draft_model_and_exact_kv_leave_room_for_fewer_tokens() -> None:
     assert drafting.kv_bytes == plain.kv_bytes
 
 
+def test_measured_prefill_workers_go_with_decode_workers_of_exact_kv() -> None:
+    """How KV is stored is said of models alone: a machine with steps has its bytes."""
+    exact = {**GPU, "kv_precision": "exact"}
+    of = parse_scenario(raw(machines={"prefill": MACHINE, "decode": exact}))
+    assert of.machines.of("decode").kv_precision == "exact"
+
+
 def test_the_word_off_is_a_mode_in_yaml_too() -> None:
     assert (
         parse_scenario(
