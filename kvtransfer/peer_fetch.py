@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -50,17 +51,19 @@ class PeerFetch:
         handle: int,
         request: Request,
         source: pb.Fetch,
-        mark: Callable[[str], None],
+        on_fetching: Callable[[pb.PrefillEvent.Fetching], None],
     ) -> None:
-        """``mark`` is called with fetch_started, and with fetch_done only when blocks came."""
+        """``on_fetching`` is called when blocks are on their way, and when more is cached here than
+        before."""
         self._context = context
         self._handle = handle
         self._request = request
         self._source = source
-        self._mark = mark
+        self._on_fetching = on_fetching
         self._import: m.ImportStarted | None = None
         self._import_started = asyncio.Event()
         self._inbound: InboundTransfer | None = None
+        self._fetching = pb.PrefillEvent.Fetching(done=True)
         self._cached_tokens: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
@@ -73,7 +76,7 @@ class PeerFetch:
         session.send(m.Import(self._handle, blocks))
         try:
             if await self._import_blocks(blocks):
-                self._mark("fetch_done")
+                self._on_fetching(self._fetching)
         finally:
             session.detach(self._handle)
             self._end_import()
@@ -108,14 +111,14 @@ class PeerFetch:
         """Receive the missing blocks, as far as there are pages. Raises TransferFailed."""
         source = self._source
         stream = self._context.channels.open_call(source.endpoint)  # opens while the engine looks
-        call = PrefillRunCall(self._context, stream, self._mark)
+        call = PrefillRunCall(self._context, stream)
         async with call.running():
             await self._import_started.wait()
             here = self._import
             assert here is not None
             if here.blocks <= here.cached_blocks:
                 return
-            self._mark("fetch_started")
+            self._on_fetching(pb.PrefillEvent.Fetching())
             blocks = leading_blocks(blocks, here.blocks)
             await call.start(blocks, source.instance, source.endpoint, cached_only=True)
             async with asyncio.timeout(START_S):
@@ -124,7 +127,10 @@ class PeerFetch:
             if available <= here.cached_blocks:
                 raise TransferFailed("the other worker no longer has the blocks")
             self._inbound = call.inbound_transfer(self._handle, here.cached_blocks, available)
+            began = time.monotonic()
             await self._receive(call, self._inbound)
+            self._fetching.bytes = self._inbound.bytes
+            self._fetching.seconds = time.monotonic() - began
 
     @staticmethod
     async def _receive(call: PrefillRunCall, inbound: InboundTransfer) -> None:

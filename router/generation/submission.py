@@ -163,6 +163,7 @@ class Submission:
         self.first_token_s: float | None = None  # seconds since submission
         self.timeline: dict[str, float] = {}  # events at the worker, seconds since Submit
         self.measured: pb.Measured | None = None
+        self.fetched: Sequence[pb.Fetched] = ()
         self.submitted = time.perf_counter()
         self._estimates = placer.estimates
         self._request = request
@@ -215,6 +216,7 @@ class Submission:
             self.timeline = _events(output.timeline)
         if output.HasField("measured"):
             self.measured = output.measured
+        self.fetched = output.fetched
 
     def _take_logprobs(self, output: pb.Output) -> list[Logprobs]:
         """Return the log-probabilities of the tokens. Raises InvalidRequest for other ones than
@@ -255,12 +257,18 @@ class Submission:
         self._ticket.on_tokens()
 
     def record_finish(self) -> None:
-        """Record the last token, so that later predictions learn from the measured transfer. One
+        """Record the last token, so that later predictions learn from the measured transfers. One
         from a worker that was not named is ignored: each name takes memory."""
-        choice, measured = self.placed.choice, self.measured
-        named = {placement.prefill for placement in (choice.chosen, *choice.others)}
+        choice, measured, decode = self.placed.choice, self.measured, self.chosen.decode
+        placements = (choice.chosen, *choice.others)
+        named = {placement.prefill for placement in placements}
         if measured is not None and measured.prefill_instance in named:
-            self._estimates.record_transfer(self.chosen.decode, measured)
+            self._estimates.record_transfer(decode, measured)
+        sources = {placement.p.fetch.source for placement in placements if placement.p.fetch}
+        for fetched in self.fetched:
+            if fetched.source in sources and (not fetched.target or fetched.target in named):
+                link = (fetched.source, fetched.target or decode)
+                self._estimates.record_bandwidth(link, fetched.bytes, fetched.seconds)
 
     def _learn_from_first_token(self, first_token_s: float) -> None:
         """Compare the prediction with what the worker's events say of queue and prefill; the rest
