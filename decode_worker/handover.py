@@ -75,8 +75,7 @@ class Handover:
 
     ``handle`` is the sequence here, and ``look_up`` returns how many of its leading tokens are
     cached here, or raises to end the handover. Created by ``DecodeRequest``, into whose timeline
-    ``mark`` records events; ``on_fetching`` is called with the stages of a fetch of the prefill
-    worker."""
+    ``mark`` records events."""
 
     def __init__(
         self,
@@ -87,7 +86,6 @@ class Handover:
         request: Request,
         look_up: Callable[[], Awaitable[int]],
         mark: Callable[[str], None],
-        on_fetching: Callable[[pb.PrefillEvent.Fetching], None],
     ) -> None:
         self._context = context
         self._stream = stream
@@ -97,8 +95,7 @@ class Handover:
         self._look_up = look_up
         self._skip_blocks = 0  # blocks that are cached here, once the look-up has returned
         self._mark = mark
-        self._call = PrefillRunCall(context, stream)
-        self._call.on_fetching = on_fetching
+        self._call = PrefillRunCall(context, stream, mark)
         self._call.on_computed = self._on_computed
         self._inbound: InboundTransfer | None = None  # once it is known what is cached here
         self._receiving: asyncio.Task[None] | None = None

@@ -39,7 +39,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from functools import partial
 
 from decode_worker.candidates import PrefillCandidates
 from decode_worker.expiry import RequestExpiry
@@ -122,7 +121,6 @@ class DecodeRequest:
         self._cached_tokens = 0
         self._prompt_logprobs: list[pb.Logprobs] = []  # until the next token
         self._measured: pb.Measured | None = None
-        self._fetched: dict[str, pb.Fetched] = {}  # by target
         self._timeline: dict[str, float] = {}  # event -> seconds since ``_began``
         # The current attempt to place the sequence in the decode batch.
         self._context: ReceiverContext | None = None
@@ -205,8 +203,7 @@ class DecodeRequest:
         request = self._resumed()
         if source is not None and not request.prompt_logprobs_due:
             handle = self._engine.handle()
-            on_fetching = partial(self._on_fetching, source.instance, "")
-            await PeerFetch(self._receiver.context(), handle, request, source, on_fetching).run()
+            await PeerFetch(self._receiver.context(), handle, request, source, self._mark).run()
 
     async def _try_to_place(self) -> bool:
         """Return whether the sequence is in the batch, or the request has ended."""
@@ -295,7 +292,6 @@ class DecodeRequest:
             self._handover = handover = Handover(
                 *(context, stream, candidate, handle, request),
                 *(lambda: self._look_up_prefix(request, found), self._mark),
-                partial(self._on_fetching, candidate.fetch.instance, candidate.instance),
             )
             async with handover.open():
                 first = await handover.first_token()
@@ -397,7 +393,6 @@ class DecodeRequest:
             output.finish = int(finish)  # type: ignore[assignment]
             if self._measured is not None:
                 output.measured.CopyFrom(self._measured)
-            output.fetched.extend(self._fetched.values())
         if is_first or finish is not Finish.NONE:
             output.timeline.extend(self._timeline_to_wire())
         output.prompt_logprobs.extend(self._prompt_logprobs)
@@ -410,14 +405,6 @@ class DecodeRequest:
         """Record the cached prompt tokens, unless a retry finds what it has computed itself."""
         if len(self._emitted) == len(self.request.emitted):
             self._cached_tokens = min(tokens, len(self.request.prompt))
-
-    def _on_fetching(self, source: str, target: str, fetching: pb.PrefillEvent.Fetching) -> None:
-        """Record a stage of the fetch of ``target``, which is empty for this worker."""
-        self._mark("fetch_done" if fetching.done else "fetch_started")
-        if fetching.bytes:
-            self._fetched[target] = pb.Fetched(
-                source=source, target=target, bytes=fetching.bytes, seconds=fetching.seconds
-            )
 
     def _mark(self, event: str) -> None:
         """Record the time of an event. Those of the prompt count once, not again in a retry."""

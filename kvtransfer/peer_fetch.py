@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -51,19 +50,17 @@ class PeerFetch:
         handle: int,
         request: Request,
         source: pb.Fetch,
-        on_fetching: Callable[[pb.PrefillEvent.Fetching], None],
+        mark: Callable[[str], None],
     ) -> None:
-        """``on_fetching`` is called when blocks are on their way, and when more is cached here than
-        before."""
+        """``mark`` is called with fetch_started, and with fetch_done only when blocks came."""
         self._context = context
         self._handle = handle
         self._request = request
         self._source = source
-        self._on_fetching = on_fetching
+        self._mark = mark
         self._import: m.ImportStarted | None = None
         self._import_started = asyncio.Event()
         self._inbound: InboundTransfer | None = None
-        self._fetching = pb.PrefillEvent.Fetching(done=True)
         self._cached_tokens: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
@@ -76,7 +73,7 @@ class PeerFetch:
         session.send(m.Import(self._handle, blocks))
         try:
             if await self._import_blocks(blocks):
-                self._on_fetching(self._fetching)
+                self._mark("fetch_done")
         finally:
             session.detach(self._handle)
             self._end_import()
@@ -111,14 +108,14 @@ class PeerFetch:
         """Receive the missing blocks, as far as there are pages. Raises TransferFailed."""
         source = self._source
         stream = self._context.channels.open_call(source.endpoint)  # opens while the engine looks
-        call = PrefillRunCall(self._context, stream)
+        call = PrefillRunCall(self._context, stream, self._mark)
         async with call.running():
             await self._import_started.wait()
             here = self._import
             assert here is not None
             if here.blocks <= here.cached_blocks:
                 return
-            self._on_fetching(pb.PrefillEvent.Fetching())
+            self._mark("fetch_started")
             blocks = leading_blocks(blocks, here.blocks)
             await call.start(blocks, source.instance, source.endpoint, cached_only=True)
             async with asyncio.timeout(START_S):
@@ -127,10 +124,7 @@ class PeerFetch:
             if available <= here.cached_blocks:
                 raise TransferFailed("the other worker no longer has the blocks")
             self._inbound = call.inbound_transfer(self._handle, here.cached_blocks, available)
-            began = time.monotonic()
             await self._receive(call, self._inbound)
-            self._fetching.bytes = self._inbound.bytes
-            self._fetching.seconds = time.monotonic() - began
 
     @staticmethod
     async def _receive(call: PrefillRunCall, inbound: InboundTransfer) -> None:

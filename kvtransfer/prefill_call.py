@@ -49,16 +49,18 @@ T = TypeVar("T")
 class PrefillRunCall:
     """One Prefill.Run call on ``stream``: its transfer id, its events, its credits, its link.
 
-    ``on_fetching`` is called with the stages of a fetch that the other worker makes first, and
-    ``on_computed`` with the leading tokens of the context that it has computed, as it computes
-    them."""
+    ``mark`` is called with the stages of a fetch that the other worker makes first: fetch_started,
+    fetch_done. ``on_computed`` is called with the leading tokens of the context that the other
+    worker has computed, as it computes them."""
 
-    def __init__(self, context: ReceiverContext, stream: PrefillStream) -> None:
+    def __init__(
+        self, context: ReceiverContext, stream: PrefillStream, mark: Callable[[str], None]
+    ) -> None:
         loop = asyncio.get_running_loop()
-        self.on_fetching: Callable[[pb.PrefillEvent.Fetching], None] = lambda fetching: None
         self.on_computed: Callable[[int], None] = lambda tokens: None
         self._context = context
         self._stream = stream
+        self._mark = mark
         self._loop = loop
         self._transfer = secrets.token_bytes(TRANSFER_BYTES)
         self._instance = ""
@@ -221,7 +223,7 @@ class PrefillRunCall:
             if came == kind:
                 return event
             if came == "fetching":
-                self.on_fetching(event.fetching)
+                self._mark("fetch_done" if event.fetching.done else "fetch_started")
             elif came != "sent":
                 raise TransferFailed(f"prefill: received {came}, expected {kind}")
 

@@ -103,8 +103,9 @@ class ServedCall:
             computed = pb.PrefillEvent.Computed(tokens=event.tokens)
             self.messages.put_nowait(pb.PrefillEvent(computed=computed))
 
-    def on_fetching(self, fetching: pb.PrefillEvent.Fetching) -> None:
+    def mark(self, event: str) -> None:
         """Report a stage of the fetch that precedes the prefill."""
+        fetching = pb.PrefillEvent.Fetching(done=event == "fetch_done")
         self.messages.put_nowait(pb.PrefillEvent(fetching=fetching))
 
     def _send_frame(self, frame: m.KVFrame) -> None:

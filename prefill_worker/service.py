@@ -127,7 +127,7 @@ class PrefillService(rpc.PrefillServicer):
             handle = self._engine.handle()
             context = self._receiver.context()
             began = time.monotonic()
-            await PeerFetch(context, handle, work.request, source, call.on_fetching).run()
+            await PeerFetch(context, handle, work.request, source, call.mark).run()
             since_s = time.monotonic() - began  # it is as old as before, and due as soon
             waited_s = work.request.waited_s + since_s
             aged = work.request.resumed(work.request.emitted, waited_s).after(since_s)

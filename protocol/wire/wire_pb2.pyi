@@ -417,7 +417,6 @@ class Output(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     INVALID_FIELD_NUMBER: _builtins.int
     EXPIRED_FIELD_NUMBER: _builtins.int
-    FETCHED_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     finish: Global___Finish.ValueType
     error: _builtins.str
@@ -456,10 +455,6 @@ class Output(_message.Message):
     def invalid(self) -> Global___Invalid:
         """with FINISH_ERROR: the request itself is wrong, and no worker takes it"""
 
-    @_builtins.property
-    def fetched(self) -> _containers.RepeatedCompositeFieldContainer[Global___Fetched]:
-        """set with the last message of a request"""
-
     def __init__(
         self,
         *,
@@ -477,11 +472,10 @@ class Output(_message.Message):
         prompt_logprobs: _abc.Iterable[Global___Logprobs] | None = ...,
         invalid: Global___Invalid | None = ...,
         expired: _builtins.bool = ...,
-        fetched: _abc.Iterable[Global___Fetched] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["invalid", b"invalid", "measured", b"measured"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "deaths", b"deaths", "error", b"error", "expired", b"expired", "fetched", b"fetched", "finish", b"finish", "id", b"id", "invalid", b"invalid", "logprobs", b"logprobs", "measured", b"measured", "moved", b"moved", "prompt_logprobs", b"prompt_logprobs", "retryable", b"retryable", "timeline", b"timeline", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "deaths", b"deaths", "error", b"error", "expired", b"expired", "finish", b"finish", "id", b"id", "invalid", b"invalid", "logprobs", b"logprobs", "measured", b"measured", "moved", b"moved", "prompt_logprobs", b"prompt_logprobs", "retryable", b"retryable", "timeline", b"timeline", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -547,39 +541,6 @@ class Measured(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Measured: _TypeAlias = Measured  # noqa: Y015
-
-@_typing.final
-class Fetched(_message.Message):
-    """Blocks that a worker has fetched from another one for this request: the transfer alone."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    SOURCE_FIELD_NUMBER: _builtins.int
-    TARGET_FIELD_NUMBER: _builtins.int
-    BYTES_FIELD_NUMBER: _builtins.int
-    SECONDS_FIELD_NUMBER: _builtins.int
-    source: _builtins.str
-    """instance that sent them"""
-    target: _builtins.str
-    """instance that fetched; empty: the decode worker"""
-    bytes: _builtins.int
-    """on the wire"""
-    seconds: _builtins.float
-    def __init__(
-        self,
-        *,
-        source: _builtins.str = ...,
-        target: _builtins.str = ...,
-        bytes: _builtins.int = ...,
-        seconds: _builtins.float = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "seconds", b"seconds", "source", b"source", "target", b"target"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Fetched: _TypeAlias = Fetched  # noqa: Y015
 
 @_typing.final
 class Mark(_message.Message):
@@ -975,28 +936,18 @@ class PrefillEvent(_message.Message):
 
     @_typing.final
     class Fetching(_message.Message):
-        """Cached blocks are being fetched; with ``done`` they are here."""
-
         DESCRIPTOR: _descriptor.Descriptor
 
         DONE_FIELD_NUMBER: _builtins.int
-        BYTES_FIELD_NUMBER: _builtins.int
-        SECONDS_FIELD_NUMBER: _builtins.int
         done: _builtins.bool
-        bytes: _builtins.int
-        """on the wire; 0: not all of them came"""
-        seconds: _builtins.float
-        """of the transfer alone"""
         def __init__(
             self,
             *,
             done: _builtins.bool = ...,
-            bytes: _builtins.int = ...,
-            seconds: _builtins.float = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "done", b"done", "seconds", b"seconds"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 

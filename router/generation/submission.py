@@ -163,7 +163,6 @@ class Submission:
         self.first_token_s: float | None = None  # seconds since submission
         self.timeline: dict[str, float] = {}  # events at the worker, seconds since Submit
         self.measured: pb.Measured | None = None
-        self.fetched: Sequence[pb.Fetched] = ()
         self.submitted = time.perf_counter()
         self._estimates = placer.estimates
         self._request = request
@@ -216,7 +215,6 @@ class Submission:
             self.timeline = _events(output.timeline)
         if output.HasField("measured"):
             self.measured = output.measured
-        self.fetched = output.fetched
 
     def _take_logprobs(self, output: pb.Output) -> list[Logprobs]:
         """Return the log-probabilities of the tokens. Raises InvalidRequest for other ones than
@@ -257,18 +255,12 @@ class Submission:
         self._ticket.on_tokens()
 
     def record_finish(self) -> None:
-        """Record the last token, so that later predictions learn from the measured transfers. One
+        """Record the last token, so that later predictions learn from the measured transfer. One
         from a worker that was not named is ignored: each name takes memory."""
-        choice, measured, decode = self.placed.choice, self.measured, self.chosen.decode
-        placements = (choice.chosen, *choice.others)
-        named = {placement.prefill for placement in placements}
+        choice, measured = self.placed.choice, self.measured
+        named = {placement.prefill for placement in (choice.chosen, *choice.others)}
         if measured is not None and measured.prefill_instance in named:
-            self._estimates.record_transfer(decode, measured)
-        sources = {placement.p.fetch.source for placement in placements if placement.p.fetch}
-        for fetched in self.fetched:
-            if fetched.source in sources and (not fetched.target or fetched.target in named):
-                link = (fetched.source, fetched.target or decode)
-                self._estimates.record_bandwidth(link, fetched.bytes, fetched.seconds)
+            self._estimates.record_transfer(self.chosen.decode, measured)
 
     def _learn_from_first_token(self, first_token_s: float) -> None:
         """Compare the prediction with what the worker's events say of queue and prefill; the rest

@@ -1,11 +1,10 @@
 """Estimates that a router learns from the requests it has served: exponentially weighted means, in
 which the first values weigh more.
 
-The decode worker's reports of KV transfers (``Measured`` and ``Fetched`` in wire.proto) give the
-bandwidth of each link and the KV bytes of a token. Its timeline, beside the router's own clock,
-divides the time to first token into queue and prefill, whose ratio to their prediction is learned,
-and the way between router and workers. Ended requests give the lengths of outputs
-(``output_lengths.py``).
+The decode worker's report of a KV transfer (``Measured`` in wire.proto) gives the bandwidth of each
+link and the KV bytes of a token. Its timeline, beside the router's own clock, divides the time to
+first token into queue and prefill, whose ratio to their prediction is learned, and the way between
+router and workers. Ended requests give the lengths of outputs (``output_lengths.py``).
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ MAX_SESSIONS = 16384
 """Sessions remembered, about 200 bytes each; the one that sent nothing for longest is dropped."""
 MIN_PATH_S = 1e-5
 """Shorter ways count as so long."""
-MIN_TRANSFER_S, MAX_TRANSFER_S = 1e-4, 60.0
+MIN_TAIL_S, MAX_TAIL_S = 1e-4, 60.0
 """Shorter transfers measure clocks; longer ones are garbage."""
 
 
@@ -150,13 +149,9 @@ class RoutingEstimates:
         ratio = measured.kv_bytes / measured.kv_tokens if measured.kv_tokens else 0.0
         if 0 < ratio <= MAX_KV_BYTES:
             self._kv_bytes = _mean(self._kv_bytes, ratio)
-        link = (measured.prefill_instance, decode)
-        self.record_bandwidth(link, measured.tail_bytes, measured.tail_seconds)
-
-    def record_bandwidth(self, link: tuple[str, str], nbytes: int, seconds: float) -> None:
-        """Learn from a transfer from ``link[0]`` to ``link[1]``; short ones are ignored."""
-        if nbytes and MIN_TRANSFER_S < seconds < MAX_TRANSFER_S:
-            rate = min(nbytes / seconds, MAX_BANDWIDTH)
+        if measured.tail_bytes and MIN_TAIL_S < measured.tail_seconds < MAX_TAIL_S:
+            link = (measured.prefill_instance, decode)
+            rate = min(measured.tail_bytes / measured.tail_seconds, MAX_BANDWIDTH)
             self._bandwidth[link] = _mean(self._bandwidth.get(link), rate)
             self._typical = _mean(self._typical, rate)
 

@@ -58,7 +58,7 @@ class FakeInbound:
 class FakeCall:
     """Takes the place of ``PrefillRunCall``; the test puts in the events."""
 
-    def __init__(self, context: Any, stream: Any) -> None:
+    def __init__(self, context: Any, stream: Any, mark: Callable[[str], None]) -> None:
         self.on_computed: Callable[[int], None] = lambda tokens: None
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.events: asyncio.Queue[pb.PrefillEvent] = asyncio.Queue()
@@ -109,8 +109,7 @@ class World:
         if cached is not None:
             self.cached.set_result(cached)
         self.handover = Handover(
-            *(context, stream, candidate, 1, request, self._look_up),
-            *(lambda event: None, lambda fetching: None),
+            *(context, stream, candidate, 1, request, self._look_up, lambda event: None)
         )
         self.call = self.calls[0]
         self.inbound = self.call.inbound

@@ -93,7 +93,6 @@ class FakeHandover:
         request: Request,
         look_up: Callable[[], Awaitable[int]],
         mark: Callable[[str], None],
-        on_fetching: Callable[[pb.PrefillEvent.Fetching], None],
     ) -> None:
         self.world.asked.append((candidate.instance, request))
         self.world.handovers.append(self)

@@ -151,7 +151,7 @@ class Receiving:
         context = self.front.receiver.context()
         context.session.attach(self.handle, self)
         stream = context.channels.open_call(endpoint)
-        call = PrefillRunCall(context, stream)
+        call = PrefillRunCall(context, stream, lambda event: None)
         self.on_call(call)
         try:
             async with call.running():

@@ -17,7 +17,7 @@ async def test_a_broken_call_is_a_death_unless_this_worker_stood_still(
     monkeypatch: pytest.MonkeyPatch, paused: bool
 ) -> None:
     left: Any = None
-    call = PrefillRunCall(left, left)
+    call = PrefillRunCall(left, left, lambda event: None)
     call._accepted = True
     monkeypatch.setattr(call._silence, "after_own_pause", lambda: paused)
     metadata = grpc.aio.Metadata()

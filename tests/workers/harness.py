@@ -71,7 +71,6 @@ class Answer:
         self.cached = 0
         self.timeline: dict[str, float] = {}
         self.measured: pb.Measured | None = None
-        self.fetched: list[pb.Fetched] = []
         self.first = asyncio.Event()
         self.ended = asyncio.Event()
 
@@ -90,7 +89,6 @@ class Answer:
             self.invalid = output.invalid if output.HasField("invalid") else None
             self.timeline = {mark.event: mark.seconds for mark in output.timeline}
             self.measured = output.measured if output.HasField("measured") else None
-            self.fetched = list(output.fetched)
             self.ended.set()
 
 

@@ -140,10 +140,6 @@ async def test_prefill_fetches_the_answer_from_where_it_was_given(
     marks = answer.timeline
     order = [marks[e] for e in ("fetch_started", "fetch_done", "prefill_started", "kv_ready")]
     assert order == sorted(order)
-    (came,) = answer.fetched
-    assert (came.source, came.target) == (d1.instance, p.instance)
-    assert came.bytes == (BLOCKS - 4) * BLOCK_BYTES  # it had computed the others
-    assert 0 < came.seconds < marks["fetch_done"] - marks["fetch_started"]
     for worker in trio:
         await free_again(worker)
 
@@ -159,10 +155,7 @@ async def test_decode_fetches_itself_and_only_what_is_missing(trio: Trio, oracle
         answer = await client.ask(turn)
         assert answer.tokens == oracle(turn)
         assert answer.cached == BLOCKS * 32 and "fetch_done" in answer.timeline
-        (came,) = answer.fetched
-        assert (came.source, came.target) == (d1.instance, "") and came.seconds > 0
-        assert came.bytes == (BLOCKS - 3) * BLOCK_BYTES  # the rest was there
-        assert (traffic.bytes - before) // BLOCK_BYTES == BLOCKS - 3
+        assert (traffic.bytes - before) // BLOCK_BYTES == BLOCKS - 3  # the rest was there
         again = await client.ask(request("again", [*turn.prompt[:250], 5], max_tokens=1))
         assert again.cached == BLOCKS * 32 and "fetch_started" not in again.timeline
     await free_again(d1)
@@ -192,7 +185,6 @@ async def test_a_source_that_is_not_what_it_was_costs_the_work_alone(
             assert answer.tokens == oracle(r), answer.error
             assert answer.cached == 0 and answer.timeline["prefill_started"] < 1.5
             assert "fetch_started" in answer.timeline and "fetch_done" not in answer.timeline
-            assert answer.fetched == []
 
 
 async def test_what_the_source_has_evicted_is_computed(

@@ -190,7 +190,9 @@ class LinkWorker:
     ) -> dict[str, Any]:
         context = self._context(job["carrier"], job["codec"])
         session = context.session
-        call = PrefillRunCall(context, self._channels.open_call(self.sender_endpoint))
+        call = PrefillRunCall(
+            context, self._channels.open_call(self.sender_endpoint), lambda event: None
+        )
         async with call.running():
             await call.start(request, INSTANCE, self.sender_endpoint)
             blocks = len(request.prompt) // BLOCK_TOKENS

@@ -19,7 +19,9 @@ from cluster.simulator.devices.request import SimulatedRequest
 from cluster.simulator.devices.worker import SimulatedWorker
 from protocol.block_keys import BLOCK_TOKENS
 from protocol.page_reservation import reservation_delay_s, reserves_at_start
+from protocol.wire import wire_pb2 as pb
 from router.placement.cost import usable_tokens
+from router.placement.estimates import MIN_TAIL_S
 from router.placement.snapshot import PrefixFetch
 
 RESERVE_S = 0.05
@@ -109,8 +111,11 @@ class KvCarrier:
             return
         self.close(request)
         assert request.prefill is not None and request.decode is not None
-        link = (request.prefill.name, request.decode.name)
-        request.router.estimates.record_bandwidth(link, int(tail), seconds)
+        if seconds > MIN_TAIL_S:
+            measured = pb.Measured(
+                prefill_instance=request.prefill.name, tail_bytes=int(tail), tail_seconds=seconds
+            )
+            request.router.estimates.record_transfer(request.decode.name, measured)
         self._on_received(request)
 
 
@@ -124,9 +129,7 @@ class FetchTransfer:
     source: SimulatedWorker
     tokens: int
     until_s: float
-    bytes: float = 0.0
-    left: float = 0.0  # of these
-    since_s: float = 0.0
+    left: float = 0.0  # bytes
 
     @property
     def link(self) -> tuple[int, int]:
@@ -167,8 +170,7 @@ class PrefixFetcher:
         if of.tokens <= held:
             of.worker.submit(request)
             return
-        of.bytes = of.left = (of.tokens - held) * request.router.terms.kv_bytes
-        of.since_s = self._clock.now
+        of.left = (of.tokens - held) * request.router.terms.kv_bytes
         self._network.open(*of.link)
         self._send(of)
 
@@ -186,9 +188,6 @@ class PrefixFetcher:
         self._network.close(*of.link)
         if of.is_over:
             return
-        if not of.left:
-            link, seconds = (of.source.name, of.worker.name), self._clock.now - of.since_s
-            of.request.router.estimates.record_bandwidth(link, int(of.bytes), seconds)
         missing = of.left / of.request.router.terms.kv_bytes
         of.request.fetched = int(of.tokens - missing) // BLOCK_TOKENS * BLOCK_TOKENS
         of.worker.submit(of.request)

@@ -225,7 +225,7 @@ def _events(reader: ByteReader) -> list[pb.PrefillEvent]:
         pb.PrefillEvent(computed=pb.PrefillEvent.Computed(tokens=64)),
         pb.PrefillEvent(first_token=pb.PrefillEvent.FirstToken(token=7)),
         pb.PrefillEvent(sent=pb.PrefillEvent.Sent(frames=1)),
-        pb.PrefillEvent(fetching=pb.PrefillEvent.Fetching(bytes=9, seconds=0.1)),
+        pb.PrefillEvent(fetching=pb.PrefillEvent.Fetching()),
         pb.PrefillEvent(alive=pb.PrefillEvent.Alive()),
     ]
     found = []
@@ -258,13 +258,11 @@ async def _receive(reader: ByteReader) -> None:
     candidate = pb.PrefillCandidate(instance="p", endpoint="p:1")
     stream: Any = _Stream(_events(reader))
     marks: list[str] = []
-    fetches: list[pb.PrefillEvent.Fetching] = []
 
     async def look_up() -> int:
         return 0
 
-    listeners = marks.append, fetches.append
-    handover = Handover(context, stream, candidate, 1, request, look_up, *listeners)
+    handover = Handover(context, stream, candidate, 1, request, look_up, marks.append)
     session.on_reserve = handover.pages_reserved.set
     try:
         async with handover.open():

@@ -68,7 +68,7 @@ class _Router:
             submit_message=lambda placed, request: pb.Submit(request=pb.Request(id=request.id)),
             open_ticket=lambda *_: ticket,
         )
-        p = SimpleNamespace(instance="p", ttft_s=0.1, fetch=SimpleNamespace(source="s"))
+        p = SimpleNamespace(instance="p", ttft_s=0.1)
         chosen = SimpleNamespace(prefill="p", decode="d", p=p)
         choice = SimpleNamespace(chosen=chosen, others=[])
         placed: Any = SimpleNamespace(link=self.link, choice=choice, neighbours=1)

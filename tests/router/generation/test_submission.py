@@ -153,23 +153,13 @@ def test_transfers_are_learned_of_the_workers_that_were_named() -> None:
     estimates = RoutingEstimates()
     submission = _submission(TokenQueue(8))
     submission._estimates = estimates
-    fetch = SimpleNamespace(fetch=SimpleNamespace(source="s"))
-    chosen, other = (SimpleNamespace(prefill=name, decode="d", p=fetch) for name in ("p", "q"))
+    chosen, other = (SimpleNamespace(prefill=name, decode="d") for name in ("p", "q"))
     choice = SimpleNamespace(chosen=chosen, others=[other])
     submission.placed = cast(Any, SimpleNamespace(choice=choice))
     for name in ("p", "q", "made up"):
         submission.measured = pb.Measured(prefill_instance=name, tail_bytes=500, tail_seconds=0.5)
         submission.record_finish()
     assert estimates.network({}).bandwidth.keys() == {("p", "d"), ("q", "d")}
-    submission.measured = None
-    submission.fetched = [
-        pb.Fetched(source=source, target=target, bytes=500, seconds=0.5)
-        for source in ("s", "p", "made up")
-        for target in ("", "q", "made up")
-    ]
-    submission.record_finish()
-    links = estimates.network({}).bandwidth.keys()
-    assert links == {("p", "d"), ("q", "d"), ("s", "d"), ("s", "q")}
 
 
 async def test_events_that_come_with_the_first_token_are_kept() -> None:

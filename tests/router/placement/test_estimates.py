@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 import random
 from statistics import median
 
@@ -11,7 +10,6 @@ from router.placement.cost import PATH_S
 from router.placement.estimates import (
     CORRECTION_RANGE,
     INITIAL_BANDWIDTH,
-    MAX_BANDWIDTH,
     MAX_SESSIONS,
     RoutingEstimates,
 )
@@ -33,19 +31,6 @@ def test_a_link_is_as_fast_as_its_tails_were() -> None:
         "a new link is taken to be like the others"
     )
     assert learned.kv_bytes(4096) == pytest.approx(9.0)
-
-
-def test_a_fetch_tells_of_its_own_link_unless_it_is_nonsense() -> None:
-    learned = RoutingEstimates()
-    for seconds in (0.0, -1.0, 1e-6, 1e9, math.nan, math.inf):
-        learned.record_bandwidth(("a", "b"), 1000, seconds)
-    learned.record_bandwidth(("a", "b"), 0, 1.0)
-    assert learned.network({}).bandwidth == {}
-    learned.record_bandwidth(("a", "b"), 1000, 0.5)
-    learned.record_bandwidth(("b", "a"), 1 << 63, 0.5)
-    assert learned.network({}).bandwidth == {("a", "b"): 2000, ("b", "a"): MAX_BANDWIDTH}
-    learned.retain({"a"})
-    assert learned.network({}).bandwidth == {}
 
 
 def test_a_hand_over_without_a_tail_says_nothing_of_the_link() -> None:

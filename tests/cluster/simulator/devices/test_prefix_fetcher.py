@@ -46,11 +46,6 @@ class FetchWorld:
         self._fetcher.fetch(request, self.workers[number], self.source, fetch)
         return request
 
-    def learned_bytes_s(self, request: SimulatedRequest) -> float:
-        """Return the rate at which the router thinks that the request's prefix came; 0: unknown."""
-        link = (self.source.name, self.workers[self.requests.index(request)].name)
-        return request.router.estimates.network({}).bandwidth.get(link, 0.0)
-
     def run(self) -> None:
         self.clock.run_before(100.0)
         assert not self.network.open_ends
@@ -61,13 +56,11 @@ def test_fetches_from_one_worker_share_its_link(monkeypatch: pytest.MonkeyPatch)
     request = alone.fetch(0)
     alone.run()
     assert alone.submitted[request] == pytest.approx(WAIT_S + 5.12)
-    assert alone.learned_bytes_s(request) == pytest.approx(1e6)
     shared = FetchWorld(monkeypatch)
     both = [shared.fetch(0), shared.fetch(1)]
     shared.run()
     assert [shared.submitted[r] for r in both] == pytest.approx([WAIT_S + 10.24] * 2, abs=1.0)
     assert [r.fetched for r in (request, *both)] == [PREFIX] * 3
-    assert [shared.learned_bytes_s(r) for r in both] == pytest.approx([5e5] * 2, rel=0.2)
 
 
 def test_only_what_the_worker_lacks_goes_over_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +80,6 @@ def test_a_prefix_that_the_source_no_longer_has_is_computed(
     request = world.fetch(0)
     world.run()
     assert (world.submitted[request], request.fetched) == (WAIT_S, 0)
-    assert world.learned_bytes_s(request) == 0.0
 
 
 @pytest.mark.parametrize("dies", [True, False])
