@@ -93,8 +93,9 @@ def prefill_workers(
     load = outlook.load
     if load + outlook.queued_s <= 0:
         return 0
-    if load > LARGEST_LOAD:
-        return math.ceil(load * sum(share * (1.0 + grown) for grown, share in outlook.growth))
+    if load + outlook.queued_s / (outlook.seconds + ttft_s) > LARGEST_LOAD:
+        grown = load * sum(share * (1.0 + growth) for growth, share in outlook.growth)
+        return math.ceil(grown + outlook.queued_s / (outlook.seconds + ttft_s))
 
     def suffices(servers: int) -> bool:
         return late_share_in_bursts(servers, outlook, service, ttft_s, arrivals) <= MAX_LATE_SHARE
@@ -187,7 +188,7 @@ def _link_floor(mix: RequestMix, machine: MachineModel) -> int:
     if not machine.link_bytes_s:
         return 0
     wanted = mix.rate * mean_prompt_tokens(mix) * machine.kv_bytes
-    return math.ceil(wanted / (TARGET_UTILISATION * machine.link_bytes_s))
+    return math.ceil(min(wanted / (TARGET_UTILISATION * machine.link_bytes_s), LARGEST_LOAD))
 
 
 def demand_by_role(

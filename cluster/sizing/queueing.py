@@ -85,21 +85,23 @@ def _weights(mix: RequestMix) -> list[float]:
     return [s.weight for s in mix.samples]
 
 
-LARGEST_LOAD = 100_000.0
+LARGEST_LOAD = 10_000.0
 """Erlangs; more than any limit of workers, whatever figures a worker reports."""
 
 
 def erlang_c(servers: int, load: float) -> float:
-    """Return the share of requests that wait, with ``load`` servers busy on average (Erlang, 1917),
-    by the recursion of Erlang B; 1 where the load is at least the number of servers."""
+    """Return the share of requests that wait, with ``load`` servers busy on average (Erlang, 1917);
+    1 where the load is at least the number of servers.
+
+    It follows from Erlang B, the share that servers without a queue would lose: one over the sum
+    of ``servers``!/(``servers`` - k)!/``load``**k over all k."""
     if load <= 0:
         return 0.0
     if load >= servers:
         return 1.0
-    blocked = 1.0
-    for n in range(1, servers + 1):
-        blocked = load * blocked / (n + load * blocked)
-    return servers * blocked / (servers - load * (1.0 - blocked))
+    with np.errstate(over="ignore"):  # then hardly any request waits
+        lost = 1.0 / (1.0 + float(np.cumprod(np.arange(servers, 0, -1) / load).sum()))
+    return servers * lost / (servers - load * (1.0 - lost))
 
 
 def mean_wait_s(servers: int, load: float, service: ServiceTime) -> float:

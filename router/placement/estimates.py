@@ -23,7 +23,7 @@ K = TypeVar("K", str, tuple[str, str])
 
 EWMA_WEIGHT = 0.1
 """Of a value after the first ones, which weigh as much as each other and what was taken for granted
-before: one of several routers sees few requests on each link."""
+before: one of several routers sees few requests on each link. The first bandwidth counts alone."""
 INITIAL_BANDWIDTH = 500e6
 """Bytes/s of a link before any measurement."""
 CORRECTION_RANGE = (0.5, 2.0)

@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 import statistics
+import time
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from msgspec.structs import replace
 from cluster.sizing.decision import RoleDemand
 from cluster.sizing.demand import demand_by_role, load_error, queued_work_s
 from cluster.sizing.predict import predict_latency, relative_speed
-from cluster.sizing.queueing import PrefillOutlook, late_share, prefill_service
+from cluster.sizing.queueing import LARGEST_LOAD, PrefillOutlook, late_share, prefill_service
 from cluster.sizing.residency import decode_batch_limits, early_seconds, resident_sequences
 from cluster.sizing.snapshot import (
     NO_CORRECTIONS,
@@ -429,3 +430,30 @@ def test_a_lent_worker_is_worth_what_it_computes() -> None:
     assert relative_speed("prefill", "decode", mix(1.0), machines, GOALS) == pytest.approx(0.5)
     assert relative_speed("decode", "decode", mix(1.0), machines, GOALS) == 1.0
     assert relative_speed("decode", "prefill", mix(1.0), machines, GOALS) > 1.0
+
+
+@pytest.mark.parametrize("rate", [20.0, 40.0, 100.0])
+def test_decode_pools_do_not_depend_on_the_largest_batch_so_far(rate: float) -> None:
+    """Llama-3-8B on an H100, idle so far or busy: workers with small batches, of which there are
+    too many, would otherwise look slow, so that there remain too many."""
+    step = (6.9e-3, 2e-5, 2e-8, 2.4e-5, 1e-10)
+    load = RequestMix(rate=rate, window_s=60.0, samples=(RequestSample(800.0, 0.0, 400.0),))
+
+    def wanted(*seen: float) -> int:
+        machine = MachineModel(
+            step=(*step, *seen), chunk=2048, max_batch=256, kv_tokens=800_000, kv_bytes=131_072.0
+        )
+        return demand(load, machine, SloTargets(ttft_s=2.0, tpot_s=0.03), start_s=60.0)[1].workers
+
+    assert wanted(16.0, 32_768.0, 2048.0) == wanted(256.0, 256_000.0, 2048.0) == wanted()
+
+
+@pytest.mark.parametrize("start_s", [1.0, 60.0, math.inf])
+@pytest.mark.parametrize(("tokens", "link"), [(1e12, 0.0), (1e6, 5e-324)])
+def test_absurd_reports_make_no_long_decision(start_s: float, tokens: float, link: float) -> None:
+    """A queue that no pool computes, and a link that carries nothing."""
+    load, machine = mix(1.0, backlog_tokens=tokens), replace(MACHINE, link_bytes_s=link)
+    began = time.thread_time()
+    found = demand(load, machine, start_s=start_s)
+    assert time.thread_time() - began < 1.0
+    assert found[0].workers >= LARGEST_LOAD or (start_s == math.inf and not link)
