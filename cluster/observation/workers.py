@@ -16,7 +16,6 @@ from protocol.performance.step_model import (
     complete_step_model,
     mean_step_model,
     parse_step_model,
-    trusted_alike,
 )
 from protocol.registry.directory import WorkerRecord
 from protocol.roles import ROLES, Role, parse_role
@@ -59,9 +58,8 @@ def _state(record: WorkerRecord, young: bool) -> WorkerPhase:
 
 
 def machine_models(records: Sequence[WorkerRecord]) -> dict[Role, MachineModel]:
-    """Return for each home pool the median of what its workers report, trusted up to the largest
-    step that any of them has run. A pool without step coefficients is left out, unless the other
-    pool has some."""
+    """Return for each home pool the median of what its workers report. A pool without step
+    coefficients is left out, unless the other pool has some."""
     models = [parse_step_model(record.step_model) for record in records]
     known = [model for model in models if model is not None]
     if not known:
@@ -71,13 +69,9 @@ def machine_models(records: Sequence[WorkerRecord]) -> dict[Role, MachineModel]:
     for role in ROLES:
         pool = [r for r in records if home_role(r) == role and r.engine_pid > 0]
         if pool:
-            steps = {
-                r.instance: complete_step_model(model, others)
-                for r in pool
-                if (model := parse_step_model(r.step_model)) is not None
-            }
-            alike = trusted_alike(steps).values() or [others]
-            found[role] = _machine(pool, [median(c) for c in zip(*alike, strict=True)])
+            fitted = [m for r in pool if (m := parse_step_model(r.step_model)) is not None]
+            steps = [complete_step_model(model, others) for model in fitted] or [others]
+            found[role] = _machine(pool, [median(c) for c in zip(*steps, strict=True)])
     return found
 
 

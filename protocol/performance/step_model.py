@@ -12,9 +12,8 @@ the simulator.
 A device takes as long for one row as for many until computing them takes longer than reading the
 weights. A line that was fitted below that point is too low above it. So a model says how large the
 steps were that it was fitted to, and a prediction is trusted up to TRUSTED_RATIO times that. From
-twice what was seen on, whatever exceeds it costs as much as to compute it in a prompt, where
-computing is the limit, or as to run it in steps of a size that was seen, whichever is less. In
-between the prediction rises to that.
+twice what was seen on, a step costs at least as many times more as it is larger: what running it as
+several steps of a size that was seen would take. In between the prediction rises to that.
 """
 
 from __future__ import annotations
@@ -74,21 +73,8 @@ class StepModel(NamedTuple):
     def constant_s(self, rows: float, kv_tokens: float) -> float:
         """Return the part of ``decode_s`` that does not grow with the batch while that is
         trusted."""
-        by_rows = by_kv = 0.0
-        if rows > TRUSTED_RATIO * self.rows_seen:
-            by_rows = self._beyond_s(rows, self.rows_seen, self.row, self.prompt_token)
-        if kv_tokens > TRUSTED_RATIO * self.kv_tokens_seen:
-            seen = self.kv_tokens_seen
-            by_kv = self._beyond_s(kv_tokens, seen, self.kv_token, self.prompt_pair)
-        return self.step + max(by_rows, by_kv)
-
-    def _beyond_s(self, size: float, seen: float, slope_s: float, computed_s: float) -> float:
-        """Return the seconds that the line, of slope ``slope_s``, lacks for more than was seen.
-        ``computed_s``: to compute one more where that is the limit; 0: it is not known."""
-        again_s = self.step  # for as many again as were seen
-        if computed_s > 0:
-            again_s = min(again_s, max(0.0, computed_s - slope_s) * seen)
-        return again_s * (steps_for(size / seen) - 1.0)
+        size = max(rows / self.rows_seen, kv_tokens / self.kv_tokens_seen)
+        return self.step if size <= TRUSTED_RATIO else self.step * steps_for(size)
 
     def prompt_s(self, computed: int, tokens: int) -> float:
         """Return the seconds that ``tokens`` prompt tokens after ``computed`` ones add to steps."""
@@ -102,7 +88,7 @@ class StepModel(NamedTuple):
         return step * math.ceil(tokens / chunk) + self.prompt_s(computed, tokens)
 
     def seconds(self, work: StepWork) -> float:
-        """Return the predicted duration of a step of a size that was seen."""
+        """Return the predicted duration of a step."""
         return self.step + self.added_seconds(work)
 
     def added_seconds(self, work: StepWork) -> float:

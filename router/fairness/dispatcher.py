@@ -175,13 +175,9 @@ class FairDispatcher:
         return request
 
     def _needs_no_turn(self, placement: Placement) -> bool:
-        """Return whether none of the waiting requests needs what this one does: they wait until
-        workers can compute theirs, and it is short, or computed by a decode worker that is none of
-        these."""
-        p = placement.p
-        needs_none = p.is_short or (
-            placement.prefill is None and not self.queue.is_awaited(p.instance)
-        )
+        """Return whether none of the waiting requests needs what this one does: its decode worker
+        computes the prompt, or it is short, and they wait until a worker can compute theirs."""
+        needs_none = placement.prefill is None or placement.p.is_short
         return needs_none and self.queue.all_await_compute
 
     def _has_room_ahead(self, work: QueuedWork, left_s: float) -> bool:

@@ -288,10 +288,6 @@ class FairQueue:
         lacks, and none of them is short."""
         return None not in self._awaited
 
-    def is_awaited(self, worker: str) -> bool:
-        """Return whether a waiting request lacks nothing but time of this worker."""
-        return worker in self._awaited
-
     def set_awaits(self, request: WaitingRequest, worker: str | None) -> None:
         """Record the prefill worker that is all that a waiting request lacks, as it has been placed
         again; None: it lacks something else, or nothing."""

@@ -432,22 +432,6 @@ def test_a_lent_worker_is_worth_what_it_computes() -> None:
     assert relative_speed("decode", "prefill", mix(1.0), machines, GOALS) > 1.0
 
 
-@pytest.mark.parametrize("rate", [20.0, 40.0, 100.0])
-def test_decode_pools_do_not_depend_on_the_largest_batch_so_far(rate: float) -> None:
-    """Llama-3-8B on an H100, idle so far or busy: workers with small batches, of which there are
-    too many, would otherwise look slow, so that there remain too many."""
-    step = (6.9e-3, 2e-5, 2e-8, 2.4e-5, 1e-10)
-    load = RequestMix(rate=rate, window_s=60.0, samples=(RequestSample(800.0, 0.0, 400.0),))
-
-    def wanted(*seen: float) -> int:
-        machine = MachineModel(
-            step=(*step, *seen), chunk=2048, max_batch=256, kv_tokens=800_000, kv_bytes=131_072.0
-        )
-        return demand(load, machine, SloTargets(ttft_s=2.0, tpot_s=0.03), start_s=60.0)[1].workers
-
-    assert wanted(16.0, 32_768.0, 2048.0) == wanted(256.0, 256_000.0, 2048.0) == wanted()
-
-
 @pytest.mark.parametrize("start_s", [1.0, 60.0, math.inf])
 @pytest.mark.parametrize(("tokens", "link"), [(1e12, 0.0), (1e6, 5e-324)])
 def test_absurd_reports_make_no_long_decision(start_s: float, tokens: float, link: float) -> None:

@@ -33,7 +33,6 @@ class Roofline:
         self._kv_s = kv_bytes / (0.8 * 3.35e12)
 
     def seconds(self, rows: float, kv_tokens: float) -> float:
-        """Of a step. Tokens of a prompt are rows that attend to nothing."""
         return 1e-3 + max(self._weights_s, rows * self._row_s) + kv_tokens * self._kv_s
 
 
@@ -75,35 +74,13 @@ def test_a_line_from_below_the_ridge_is_not_believed_above_it(rows: int) -> None
     assert known.decode_s(256, 0) >= 4 * known.decode_s(64, 0) - 256 * known.row
 
 
-@pytest.mark.parametrize("device", [DENSE_8B, COMPUTE_BOUND_FROM_64])
-@pytest.mark.parametrize("chunk", [512, 2048])
-@pytest.mark.parametrize("rows", [128, 256, 512])
-def test_more_rows_than_were_seen_cost_what_prompts_cost(
-    device: Roofline, chunk: int, rows: int
-) -> None:
-    """Prompts have shown what computing takes, so that an idle worker is not taken for a slow one:
-    as several steps of 16 rows, 512 rows would take 32 times the step."""
-    for seen in (16, 64):
-        known = fitted(device, seen)
-        prompt_token = (device.seconds(chunk, 0) - known.step) / chunk
-        known = known._replace(prompt_token=prompt_token, prompt_pair=1e-11)
-        predicted = known.decode_s(rows, rows * CONTEXT)
-        assert 0.85 <= predicted / device.seconds(rows, rows * CONTEXT) <= 1.6
-
-
-def test_rows_that_cost_as_much_as_those_of_prompts_are_trusted() -> None:
-    model = StepModel(0.01, 1e-4, 1e-7, 1e-4, 1e-9, 16.0, 32768.0, 256.0)
-    assert model.decode_s(500, 1e6) == StepModel(*model[:5]).decode_s(500, 1e6)
-
-
 def test_predictions_grow_without_jumps() -> None:
     model = PRIOR_STEP_MODEL._replace(rows_seen=64.0, kv_tokens_seen=64_000.0)
     seconds = [model.decode_s(rows / 4, rows / 4 * CONTEXT) for rows in range(4, 2000)]
     rises = [after - before for before, after in itertools.pairwise(seconds)]
     assert all(0 < rise < 0.02 * seconds[0] for rise in rises)
     assert model.decode_s(96, 0) == PRIOR_STEP_MODEL.decode_s(96, 0)
-    never = model._replace(prompt_token=0.0, prompt_pair=0.0)  # computed
-    assert never.decode_s(1, 200_000) > 3 * never.step, "long contexts are work, too"
+    assert model.decode_s(1, 200_000) > 3 * PRIOR_STEP_MODEL.step, "long contexts are work, too"
 
 
 def test_a_prompt_in_larger_chunks_than_were_seen() -> None:
