@@ -85,7 +85,7 @@ def _weights(mix: RequestMix) -> list[float]:
     return [s.weight for s in mix.samples]
 
 
-LARGEST_LOAD = 10_000.0
+LARGEST_LOAD = 20_000.0
 """Erlangs; more than any limit of workers, whatever figures a worker reports."""
 
 
