@@ -93,9 +93,10 @@ def prefill_workers(
     load = outlook.load
     if load + outlook.queued_s <= 0:
         return 0
-    if load + outlook.queued_s / (outlook.seconds + ttft_s) > LARGEST_LOAD:
+    queued = outlook.queued_s / (outlook.seconds + ttft_s)  # erlangs
+    if load + queued > LARGEST_LOAD:
         grown = load * sum(share * (1.0 + growth) for growth, share in outlook.growth)
-        return math.ceil(grown + outlook.queued_s / (outlook.seconds + ttft_s))
+        return math.ceil(grown + queued)
 
     def suffices(servers: int) -> bool:
         return late_share_in_bursts(servers, outlook, service, ttft_s, arrivals) <= MAX_LATE_SHARE
