@@ -247,11 +247,14 @@ def test_folders_of_finished_runs_are_found() -> None:
         (folder / "launch.json").touch()
         assert str(folder) in leftovers.collect(SUBJECT).folders
         child = subprocess.Popen(
-            [sys.executable, "-c", "input()"],
+            [sys.executable, "-c", "print(flush=True); input()"],
             stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             env=os.environ | {"BATON_RUN_DIR": str(folder)},
         )
         try:
+            assert child.stdout is not None
+            child.stdout.readline()  # `/proc` shows no environment while the process is replaced
             assert str(folder) not in leftovers.collect(SUBJECT).folders
         finally:
             child.kill()
