@@ -22,8 +22,8 @@ behind it may go to other prefill workers. Each look goes on with the first requ
 of the workers that it has found without room, and places some others again, which may have been
 placed when another worker was the best. Short prompts need none: workers compute them beside longer
 ones, in up to a quarter of each step. While all that wait lack a worker's time for a longer prompt,
-a short one goes at once, as one does that an idle decode worker computes itself. Nothing overtakes
-one that waits for room in a decode worker.
+a short one goes at once, as one does that a decode worker computes itself, unless others wait for
+this worker's time, too. Nothing overtakes one that waits for room in a decode worker.
 
 Several routers would find room by the same report, and each send a prompt there before any of them
 hears of the others'. So a router that looks because of a report, or of the time, waits for a random
@@ -162,12 +162,13 @@ class FairDispatcher:
                 return None
             routed = _place_arrival(work)  # ``dispatch`` uses the workers that were chosen last
         request.alone_s = _alone_s(routed.placement)
-        waits_for_none = not self.queue.length or self._needs_no_turn(routed.placement)
-        wait_s = 0.0 if waits_for_none else self._monitor.wait_s(tenant)
+        needs_no_turn = not self.queue.length or self._needs_no_turn(routed.placement)
+        wait_s = 0.0 if needs_no_turn else self._monitor.wait_s(tenant)
         waited_s = self._clock() - arrived
         now = self._monitor.limits_now(limits, request.alone_s)
         check_admission_limits(routed.placement, now, waited_s, self._on_refusal, wait_s)
-        if waits_for_none and has_room(routed.placement, routed.batched_s):
+        overtakes = self._is_awaited(routed.placement)
+        if needs_no_turn and not overtakes and has_room(routed.placement, routed.batched_s):
             self.queue.begin(request)
             work.dispatch()
             return None
@@ -179,6 +180,11 @@ class FairDispatcher:
         computes the prompt, or it is short, and they wait until a worker can compute theirs."""
         needs_none = placement.prefill is None or placement.p.is_short
         return needs_none and self.queue.all_await_compute
+
+    def _is_awaited(self, placement: Placement) -> bool:
+        """Return whether others wait for the worker that computes this prompt. A short one is
+        computed beside theirs."""
+        return not placement.p.is_short and self.queue.is_awaited(placement.p.instance)
 
     def _has_room_ahead(self, work: QueuedWork, left_s: float) -> bool:
         """Place a request ahead of others; return whether its workers have room for it there, and
@@ -325,7 +331,8 @@ class FairDispatcher:
         p = routed.placement.p
         alone_s = routed.placement.ttft_s - p.correction * p.queue_s
         due = request.arrived + request.limits.ttft_s - max(0.0, alone_s)
-        request.awaits = _awaited_worker(routed)
+        is_blocked = self._is_awaited(routed.placement)
+        request.awaits = _awaited_worker(routed, is_blocked=is_blocked)
         self.queue.push(request)
         left_s = max(0.0, due - self._clock())
         self._expiry[request] = self._call_later(left_s, lambda: self._expire(request))

@@ -288,6 +288,10 @@ class FairQueue:
         lacks, and none of them is short."""
         return None not in self._awaited
 
+    def is_awaited(self, worker: str) -> bool:
+        """Return whether time of this worker is all that some waiting request lacks."""
+        return worker in self._awaited
+
     def set_awaits(self, request: WaitingRequest, worker: str | None) -> None:
         """Record the prefill worker that is all that a waiting request lacks, as it has been placed
         again; None: it lacks something else, or nothing."""

@@ -221,10 +221,14 @@ def test_prompt_of_a_decode_worker_does_not_wait_for_prefill_workers() -> None:
     full = FakeWork(placement("d", queue_s=3.0, local=True))
     assert router.submit(full) is not None
     later = FakeWork(local)
-    assert router.submit(later) is None and later.was_sent()
+    assert router.submit(later) is not None, "it does not overtake"
+    elsewhere = FakeWork(placement("other", local=True))
+    assert router.submit(elsewhere) is None and elsewhere.dispatched is False
+    router.wait(0.2)
+    assert not later.was_sent()
     full.now = local
     router.wait(0.2)
-    assert full.was_sent()
+    assert full.was_sent() and later.was_sent()
     assert not any(work.was_sent() for work in waiting)
     [no_row] = router.filled(1, NO_ROW)
     assert router.submit(FakeWork(local)) is not None
