@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bench.gpu.part import PartContext
 from engine.execution.engine import Engine, EngineConfig
-from engine.execution.loading import warm_up
+from engine.execution.warm_up import warm_up
 from engine.kv_cache.kv_format import Codec, KVFormat, KVPiece, Precision, Storage
 from engine.model.decoder import DecoderModel
 from engine.model.weights import random_weights

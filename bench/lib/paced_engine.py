@@ -24,6 +24,7 @@ from cluster.worker import engine_main
 from engine.execution import loading
 from engine.execution.engine import Engine
 from engine.execution.loading import LoadedEngine
+from engine.execution.warm_up import warm_up
 from engine.ipc.settings import EngineSettings
 from engine.scheduling.step_policy import StepPolicy
 from protocol.performance.step_model import StepWork
@@ -74,7 +75,7 @@ def pace(engine: Engine, device: Device) -> None:
         engine,
         PacedTimer(engine.step_time, coefficients, lambda *_: None, lambda: now, pass_),
     )
-    loading.warm_up(engine)
+    warm_up(engine)
     lateness_file = open_lateness_file(Path(device.tallies))
     _set_timer(
         engine,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +15,8 @@ import torch
 from engine.execution.engine import Engine, EngineConfig
 from engine.execution.gpu_memory import MemoryGuard, prepare_gpu
 from engine.execution.machine_ceilings import measure_ceilings
-from engine.execution.speculation_loading import load_speculation, start_controller
+from engine.execution.speculation_loading import load_speculation
+from engine.execution.warm_up import OnProgress, measure_drafts, warm_up
 from engine.ipc.counters import SpeculationStatus
 from engine.ipc.messages import EngineReady
 from engine.ipc.settings import DeviceKind, EngineSettings, MachineCeilings
@@ -27,17 +27,10 @@ from engine.model.weights import load_weights
 from engine.model_config.checkpoint import fingerprint, load_config, read_shards
 from engine.model_config.config import ModelConfig
 from engine.scheduling.step_policy import StepPolicy
-from engine.scheduling.step_time import MIN_OBSERVATIONS
 from engine.slots.copy_costs import measure_copy_costs
 from engine.structured_output.compiler import GrammarCompiler
 from protocol.block_keys import BLOCK_TOKENS
 from protocol.errors import StartupError
-from protocol.requests import Request
-from protocol.sampling_params import SamplingParams
-
-OnProgress = Callable[[str, float], None]
-"""Called with (what is being done, fraction done). The front ends an engine that is silent for long
-while it loads (``LOADING_SILENCE_S``), so a slow stage calls it again and again."""
 
 
 @dataclass(frozen=True)
@@ -179,49 +172,3 @@ def _check_slots(kv: KVFormat, settings: EngineSettings) -> None:
             f"one layer of {BLOCK_TOKENS} tokens of KV takes {largest} bytes, more than a slot of"
             f" the arena ({settings.arena.slot_bytes})"
         )
-
-
-def warm_up(engine: Engine, progress: OnProgress = lambda _what, _done: None) -> float:
-    """Run the largest prefill step and some others, and return the seconds of the longest. First
-    steps are slower than later ones, so the step-time model learns from the second round only."""
-    longest = _warm_up_round(engine, {-1: 1}, 2, lambda: progress("warming up", 0.0))
-    engine.step_time.reset()
-    _warm_up_round(engine, {-2: 1, -3: 4}, MIN_OBSERVATIONS, lambda: progress("warming up", 0.0))
-    engine.manager.evict_unused()  # no request will ever use these blocks
-    return longest
-
-
-def _warm_up_round(
-    engine: Engine, shares: dict[int, int], tokens: int, before_step: Callable[[], None]
-) -> float:
-    """Run a prompt of 1/share of the chunk with ``tokens`` output tokens for each handle, and
-    return the seconds of the longest step. Handles are negative, unlike those of requests."""
-    limit = min(engine.config.max_model_len, engine.manager.pages * BLOCK_TOKENS)
-    tokens = min(tokens, limit // 2)
-    sampling = SamplingParams(temperature=1.0, top_p=0.9, max_tokens=tokens, ignore_eos=True)
-    for handle, share in shares.items():
-        length = max(1, min(engine.config.prefill_chunk // share, limit - tokens))
-        prompt = tuple(i % engine.model.config.vocab_size for i in range(length))
-        # A random cache root, so that no request ever matches these blocks.
-        root = os.urandom(16)
-        request = Request(id="warm-up", prompt=prompt, sampling=sampling, cache_root=root)
-        engine.generate(handle, request)
-    longest = 0.0
-    while plan := engine.plan():
-        before_step()
-        began = time.perf_counter()
-        engine.run(plan)
-        longest = max(longest, time.perf_counter() - began)
-    engine.scheduler.take_started()
-    return longest
-
-
-def measure_drafts(engine: Engine, progress: OnProgress) -> SpeculationStatus:
-    """Measure what drafts cost, let a controller choose their lengths, and return the status."""
-    assert engine.speculator is not None
-    what = "measuring the cost of drafts"
-    _warm_up_round(engine, {-4: 2, -5: 4}, MIN_OBSERVATIONS, lambda: progress(what, 0.0))
-    progress(what, 0.0)
-    engine.manager.evict_unused()
-    start_controller(engine)
-    return engine.speculator.status()

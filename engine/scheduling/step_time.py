@@ -24,6 +24,10 @@ is measured twice: by the time of the processor, which the fit explains, and by 
 ratio in recent steps is the slowdown, and ``coefficients`` are those of the fit times the slowdown.
 On a GPU there is none.
 
+Small steps say little of large ones: a device takes as long for one row as for many until computing
+them takes longer than reading the weights. So an engine measures its largest steps when it starts.
+They are ``remembered``: part of what is known of the coefficients for good.
+
 A step now and then takes several times as long as usual, and a mean would follow these. So a step
 differs from its prediction by MOST_SURPRISE at most, and by more only as far as the prediction is
 uncertain (Huber, "Robust estimation of a location parameter", 1964).
@@ -35,7 +39,8 @@ and the speculation controller read its coefficients.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeAlias
 
 import numpy as np
@@ -44,6 +49,7 @@ from numpy.typing import NDArray
 from protocol.performance.step_model import StepModel, StepWork
 
 Vector: TypeAlias = NDArray[np.float64]
+Seen: TypeAlias = tuple[float, float, float]
 
 FORGETTING_FACTOR = 0.98
 """Weight of earlier steps when a new one with the same features arrives: a memory of about 50."""
@@ -79,7 +85,7 @@ SEEN_MEMORY_S = 600.0
 
 LEAST_SEEN = (16.0, 32768.0, 256.0)
 """Decode rows, KV tokens and prompt tokens of a step that count as seen in any case: no kernel is
-faster for fewer rows, and an engine that was idle must not look slow."""
+faster for fewer rows."""
 
 _KEEP = math.sqrt(FORGETTING_FACTOR)  # of a feature: A has its square
 _SIZES = np.array([1.0, 8.0, 4096.0, 256.0, 65536.0])  # [5] typical features, for scaling
@@ -105,7 +111,10 @@ class StepTimeModel:
         self._information = np.zeros((5, 5))  # A, likewise
         self._uncertainty = np.zeros((5, 5))  # its inverse
         self._clear_new()
-        self._seen = LEAST_SEEN  # per step
+        self._seen = self._least_seen = LEAST_SEEN  # per step
+        self._remembered = np.zeros((5, 5))  # sum of x x^T of the steps that are never forgotten
+        self._remembered_evidence = np.zeros(5)
+        self._measured: list[tuple[float, StepWork]] | None = None  # seconds; None: not remembered
 
     def _clear_new(self) -> None:
         """Forget the steps since the last fit."""
@@ -118,6 +127,22 @@ class StepTimeModel:
         """The coefficients, or None before MIN_OBSERVATIONS steps."""
         return self.coefficients if self.steps >= MIN_OBSERVATIONS else None
 
+    @contextmanager
+    def remembered(self) -> Iterator[None]:
+        """Of the steps that are observed meanwhile, which have about the same work, let the
+        shortest one count as one step, whatever comes later, and the others not at all."""
+        self._measured = []
+        yield
+        measured, self._measured = self._measured, None
+        if measured:
+            seconds, work = min(measured)
+            x = np.array((1, *work)) / (_SIZES * seconds)
+            self._remembered += np.multiply.outer(x, x)
+            self._remembered_evidence += x
+            self._least_seen = _larger(self._least_seen, work)
+            if self.steps:
+                self._fit()
+
     def observe(
         self, work: StepWork, seconds: float, steps: int = 1, *, waited_s: float = 0.0
     ) -> None:
@@ -126,6 +151,10 @@ class StepTimeModel:
         because the model is linear."""
         taken = max(seconds, MIN_STEP_S)
         seconds = expected = max(taken - waited_s, MIN_STEP_S)
+        if self._measured is not None:
+            if steps == 1:
+                self._measured.append((seconds, work))
+            return
         slower = taken / seconds / self.slowdown
         slower = min(max(slower, 1.0 - MOST_SURPRISE), 1.0 + MOST_SURPRISE)
         self.slowdown *= slower**SLOWDOWN_WEIGHT
@@ -141,12 +170,7 @@ class StepTimeModel:
         self._new_evidence += x * ratio
         self._decay[x > 0] *= _KEEP
         keep = math.exp(-seconds / SEEN_MEMORY_S)
-        rows, kv_tokens, prompt_tokens, _ = work
-        self._seen = (
-            max(keep * self._seen[0], rows / steps),
-            max(keep * self._seen[1], kv_tokens / steps),
-            max(keep * self._seen[2], prompt_tokens / steps),
-        )
+        self._seen = _larger([keep * size for size in self._seen], [n / steps for n in work])
         self.steps += 1
         if self.steps < MIN_OBSERVATIONS or self.steps % FIT_EVERY == 0:
             self._fit()
@@ -158,10 +182,14 @@ class StepTimeModel:
         least = LEAST_INFORMATION * known.trace() / len(known) * np.eye(len(known))
         whole = known + least + self._pair_prior(known.trace())
         self._scaled = _solve_non_negative(whole, evidence + least @ self._scaled)
-        self._information, self._uncertainty = known, np.linalg.inv(whole)
+        self._information = known
         self._clear_new()
-        seen = tuple(map(max, self._seen, LEAST_SEEN))
-        alone = self._scaled / _SIZES
+        # The remembered steps count once, not once more with each fit.
+        evidence = whole @ self._scaled + self._remembered_evidence
+        whole += self._remembered
+        self._uncertainty = np.linalg.inv(whole)
+        alone = _solve_non_negative(whole, evidence) / _SIZES
+        seen = list(_larger(self._seen, self._least_seen))
         self._alone = StepModel(*alone.tolist(), *seen)
         self.coefficients = StepModel(*(self.slowdown * alone).tolist(), *seen)
 
@@ -225,6 +253,11 @@ class StepTimer:
     def idle(self) -> None:
         """Discard the steps that are not known to be computed: the engine has nothing to run."""
         self._steps = 0
+
+
+def _larger(seen: Sequence[float], work: Sequence[float]) -> Seen:
+    """Return the larger rows, KV tokens and prompt tokens."""
+    return max(seen[0], work[0]), max(seen[1], work[1]), max(seen[2], work[2])
 
 
 def _solve_non_negative(a: Vector, b: Vector) -> Vector:

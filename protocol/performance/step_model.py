@@ -10,10 +10,11 @@ unknown work never looks free. Used by the cost function, the planner, the autos
 the simulator.
 
 A device takes as long for one row as for many until computing them takes longer than reading the
-weights. A line that was fitted below that point is too low above it. So a model says how large the
-steps were that it was fitted to, and a prediction is trusted up to TRUSTED_RATIO times that. From
-twice what was seen on, a step costs at least as many times more as it is larger: what running it as
-several steps of a size that was seen would take. In between the prediction rises to that.
+weights. A line that was fitted below that point is too low above it. So engines measure their
+largest steps when they start, and a model says how large the steps were that it was fitted to. A
+prediction is trusted up to TRUSTED_RATIO times that. From twice what was seen on, a step costs at
+least as many times more as it is larger: what running it as several steps of a size that was seen
+would take. In between the prediction rises to that.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ TRUSTED_RATIO = 1.5
 
 MAX_COEFFICIENT_S = 60.0
 """Reports with a larger coefficient are garbage."""
+
+MAX_SEEN = 1e10
+"""Rows or tokens of the largest step; reports of larger ones are garbage."""
 
 
 class StepWork(NamedTuple):
@@ -136,7 +140,7 @@ def parse_step_model(reported: Sequence[float]) -> StepModel | None:
         return None
     if not all(0 <= c <= MAX_COEFFICIENT_S for c in reported[:_COEFFICIENTS]):  # refuses NaN, too
         return None
-    if not all(seen >= 1 for seen in reported[_COEFFICIENTS:]):
+    if not all(1 <= seen <= MAX_SEEN for seen in reported[_COEFFICIENTS:]):
         return None
     return StepModel(*reported)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine.execution.engine import Engine
-from engine.execution.loading import warm_up
+from engine.execution.warm_up import warm_up
 from engine.kv_cache.kv_format import Codec, KVPiece
 from protocol.block_keys import KEY_BYTES, block_keys
 from tests.engine.conftest import ROOT, drain, request

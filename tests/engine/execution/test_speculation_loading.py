@@ -15,8 +15,9 @@ from bench.lib.engines import engine_config
 from bench.lib.settings import engine_settings
 from engine.batching.attention_metadata import PackedBatch
 from engine.execution.engine import Engine
-from engine.execution.loading import LoadedEngine, OnProgress, load_engine
+from engine.execution.loading import LoadedEngine, load_engine
 from engine.execution.speculation_loading import dummy_pass, load_speculation
+from engine.execution.warm_up import OnProgress
 from engine.ipc.settings import SpeculationMethod, SpeculationSettings
 from engine.model.decoder import DecoderModel
 from engine.process.meter import StepMeter

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.execution.engine import Engine
-from engine.execution.loading import warm_up
+from engine.execution.warm_up import warm_up
 from engine.scheduling.step_time import MIN_STEP_S, StepTimeModel, StepTimer
+from protocol.block_keys import BLOCK_TOKENS
 from protocol.performance.step_model import StepModel, StepWork
 
 TRUE = StepModel(2e-3, 1e-4, 1e-7, 5e-5, 2e-8)
@@ -121,6 +122,52 @@ def test_hours_of_identical_steps_keep_the_fit_stable() -> None:
     assert worst(model, TRUE, [work]) < 0.1
     teach(model, TRUE, [mixed(draw) for _ in range(300)], draw)
     assert worst(model, TRUE, [mixed(draw) for _ in range(100)]) < 0.1
+
+
+LARGEST = [StepWork(0, 0, 2048, 2048 * 1024), StepWork(256, 8192), StepWork(256, 1 << 19)]
+
+
+def on_a_gpu(work: StepWork) -> float:
+    """Seconds of a step that reads the weights, and computes all rows meanwhile."""
+    computing_s = 3e-5 * (work.decode_rows + work.prompt_tokens)
+    return max(6e-3, computing_s) + 5e-8 * work.decode_kv_tokens + 1e-9 * work.prompt_pairs
+
+
+@pytest.mark.parametrize("rows", [1, 4, 40])
+def test_largest_steps_are_known_however_long_steps_are_small(rows: int) -> None:
+    """Up to 200 rows take no longer than one, so that small steps say nothing of more rows."""
+    draw, model, without = random.Random(rows), StepTimeModel(), StepTimeModel()
+    for work in LARGEST:
+        with model.remembered():
+            model.observe(work, 3 * on_a_gpu(work))  # something else ran meanwhile
+            model.observe(work, on_a_gpu(work))
+    small = [StepWork(n := draw.randint(1, rows), n * draw.randint(50, 2000)) for _ in range(5000)]
+    for work in small:
+        for each in (model, without):
+            each.observe(work, on_a_gpu(work) * draw.lognormvariate(0, 0.05))
+    found = model.coefficients
+    assert found[5:] == (256, 1 << 19, 2048)
+    for work in LARGEST[1:]:
+        assert found.decode_s(*work[:2]) == pytest.approx(on_a_gpu(work), rel=0.1)
+    assert found.seconds(LARGEST[0]) == pytest.approx(on_a_gpu(LARGEST[0]), rel=0.1)
+    for work in small[-50:]:
+        assert found.seconds(work) == pytest.approx(on_a_gpu(work), rel=0.1)
+    bounded_s = without.coefficients.decode_s(*LARGEST[1][:2])
+    assert bounded_s > 2 * on_a_gpu(LARGEST[1])
+
+
+def test_large_steps_that_take_longer_than_at_the_start_are_believed() -> None:
+    draw, model = random.Random(7), StepTimeModel()
+    for work in LARGEST:
+        with model.remembered():
+            model.observe(work, on_a_gpu(work))
+    large = [StepWork(n := draw.randint(150, 256), n * draw.randint(50, 2000)) for _ in range(400)]
+    for work in large:
+        model.observe(work, 1.5 * on_a_gpu(work))
+    for work in large[-50:]:
+        assert model.coefficients.seconds(work) == pytest.approx(1.5 * on_a_gpu(work), rel=0.15)
+    largest_s = 1.5 * on_a_gpu(LARGEST[2])
+    assert model.coefficients.decode_s(256, 1 << 19) == pytest.approx(largest_s, rel=0.1)
 
 
 def test_outlier_changes_the_prediction_little() -> None:
@@ -232,6 +279,11 @@ def test_warm_up_fits_the_step_time_model(make_engine: Callable[..., Engine]) ->
         if added_s > 0:
             break
     assert added_s > 0
+    config = engine.config
+    pool = config.pages * BLOCK_TOKENS
+    assert known.rows_seen == max(16, config.max_batch)
+    assert known.prompt_tokens_seen == max(256, config.prefill_chunk)
+    assert known.kv_tokens_seen == max(32768, pool - config.max_batch)
     assert not engine.scheduler.sequences and engine.manager.available == 64
     assert engine.scheduler.take_started() == []
 

@@ -117,7 +117,11 @@ def test_workers_that_report_nothing_get_the_means_half_by_half() -> None:
 
 
 @pytest.mark.parametrize(
-    "seen", [(0.0, 1e5, 256.0), (64.0, math.nan, 256.0), (64.0, 1e5, -math.inf)]
+    "seen",
+    [
+        *((0.0, 1e5, 256.0), (64.0, math.nan, 256.0), (64.0, 1e5, -math.inf)),
+        *((1e300, 1e5, 256.0), (64.0, math.inf, 256.0)),
+    ],
 )
 def test_sizes_that_no_step_has_are_refused(seen: tuple[float, float, float]) -> None:
     good = (*PRIOR_STEP_MODEL[:5], 64.0, 1e5, 256.0)
