@@ -80,9 +80,10 @@ def _measure_largest_steps(engine: Engine, before_step: Callable[[], None]) -> f
         longest = max(_run_prompts(engine, [chunk], 1, before_step) for _ in range(REPEATS))
     rows = min(engine.config.max_batch, engine.manager.pages)
     whole = min(engine.config.max_model_len, engine.manager.pages // rows * BLOCK_TOKENS)
-    for tokens in (BLOCK_TOKENS, whole):
-        contexts = [tokens - REPEATS - 1] * rows
-        longest = max(longest, _measure_decode(engine, contexts, before_step))
+    for tokens in (min(BLOCK_TOKENS, whole), whole):
+        contexts = [max(1, tokens - REPEATS - 1)] * rows
+        if tokens > REPEATS + 1:  # else there is nothing to decode
+            longest = max(longest, _measure_decode(engine, contexts, before_step))
     if engine.speculator is not None:
         engine.speculate(engine.speculator)
     return longest

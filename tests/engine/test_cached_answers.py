@@ -57,10 +57,11 @@ def test_answer_to_a_received_prompt_is_cached(
     assert stored(target) == block_keys(ROOT, text)[:blocks]
 
 
+@pytest.mark.parametrize("sizes", [{}, {"max_model_len": 4}, {"pages": 3}, {"max_batch": 1}])
 def test_warm_up_blocks_are_neither_kept_nor_reported(
-    make_engine: Callable[..., Engine],
+    make_engine: Callable[..., Engine], sizes: dict[str, int]
 ) -> None:
-    engine = make_engine()
+    engine = make_engine(**sizes)
     engine.manager.record_changes()
     warm_up(engine)
-    assert not engine.manager._page and engine.manager.available == 64
+    assert not engine.manager._page and engine.manager.available == engine.config.pages
