@@ -24,7 +24,7 @@ OnProgress = Callable[[str, float], None]
 while it loads (``LOADING_SILENCE_S``), so a slow stage calls it again and again."""
 
 REPEATS = 2
-"""Measurements of each of the largest steps, of which the shortest counts."""
+"""Measurements of each of the largest steps."""
 
 
 def warm_up(engine: Engine, progress: OnProgress = lambda _what, _done: None) -> float:
@@ -37,7 +37,7 @@ def warm_up(engine: Engine, progress: OnProgress = lambda _what, _done: None) ->
     chunk = engine.config.prefill_chunk
     first_s = _run_prompts(engine, [chunk], 2, before_step)
     engine.step_time.reset()
-    _run_prompts(engine, [chunk // 2, chunk // 4], MIN_OBSERVATIONS, before_step)
+    _run_prompts(engine, [chunk, chunk // 4], MIN_OBSERVATIONS, before_step)
     longest = _measure_largest_steps(engine, before_step)
     engine.manager.evict_unused()  # no request will ever use these blocks
     return max(first_s, longest)

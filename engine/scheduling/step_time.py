@@ -26,7 +26,9 @@ On a GPU there is none.
 
 Small steps say little of large ones: a device takes as long for one row as for many until computing
 them takes longer than reading the weights. So an engine measures its largest steps when it starts.
-They are ``remembered``: part of what is known of the coefficients for good.
+They are ``remembered``: part of what is known of the coefficients for good, like two more of about
+50 recent steps. That is enough to decide what recent steps leave open, and little enough for recent
+steps to decide where a machine has become slower since.
 
 A step now and then takes several times as long as usual, and a mean would follow these. So a step
 differs from its prediction by MOST_SURPRISE at most, and by more only as far as the prediction is
@@ -129,16 +131,18 @@ class StepTimeModel:
 
     @contextmanager
     def remembered(self) -> Iterator[None]:
-        """Of the steps that are observed meanwhile, which have about the same work, let the
-        shortest one count as one step, whatever comes later, and the others not at all."""
-        self._measured = []
-        yield
-        measured, self._measured = self._measured, None
+        """Never forget the steps that are observed meanwhile, which have about the same work: each
+        counts for good, with the duration of the shortest one, and for nothing else."""
+        self._measured = measured = list[tuple[float, StepWork]]()
+        try:
+            yield
+        finally:
+            self._measured = None
         if measured:
             seconds, work = min(measured)
             x = np.array((1, *work)) / (_SIZES * seconds)
-            self._remembered += np.multiply.outer(x, x)
-            self._remembered_evidence += x
+            self._remembered += len(measured) * np.multiply.outer(x, x)
+            self._remembered_evidence += len(measured) * x
             self._least_seen = _larger(self._least_seen, work)
             if self.steps:
                 self._fit()
@@ -158,7 +162,7 @@ class StepTimeModel:
         slower = taken / seconds / self.slowdown
         slower = min(max(slower, 1.0 - MOST_SURPRISE), 1.0 + MOST_SURPRISE)
         self.slowdown *= slower**SLOWDOWN_WEIGHT
-        if self.steps:
+        if self.steps >= MIN_OBSERVATIONS:  # the first fits may predict next to nothing
             last = self._alone
             expected = max(MIN_STEP_S, last.step * steps + last.added_seconds(work))
         # Relative error: features and duration are divided by the expected duration.
@@ -184,7 +188,7 @@ class StepTimeModel:
         self._scaled = _solve_non_negative(whole, evidence + least @ self._scaled)
         self._information = known
         self._clear_new()
-        # The remembered steps count once, not once more with each fit.
+        # What is remembered counts once, and not once more with each fit.
         evidence = whole @ self._scaled + self._remembered_evidence
         whole += self._remembered
         self._uncertainty = np.linalg.inv(whole)

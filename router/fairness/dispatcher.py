@@ -162,6 +162,7 @@ class FairDispatcher:
                 return None
             routed = _place_arrival(work)  # ``dispatch`` uses the workers that were chosen last
         request.alone_s = _alone_s(routed.placement)
+        # How long those wait that await one worker is not known; the whole queue may wait longer.
         needs_no_turn = not self.queue.length or self._needs_no_turn(routed.placement)
         wait_s = 0.0 if needs_no_turn else self._monitor.wait_s(tenant)
         waited_s = self._clock() - arrived

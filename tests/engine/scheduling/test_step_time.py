@@ -156,6 +156,25 @@ def test_largest_steps_are_known_however_long_steps_are_small(rows: int) -> None
     assert bounded_s > 2 * on_a_gpu(LARGEST[1])
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_prompts_alone_leave_what_decoding_was_measured_to_take(seed: int) -> None:
+    """The first decode step after a prompt was once predicted to take next to no time, and counted
+    for as much as thousands of others."""
+    draw, model = random.Random(seed), StepTimeModel(PAIR_ROWS)
+    for work in [*prompt(512), *(StepWork(2, 600 + 2 * i) for i in range(16))]:
+        model.observe(work, on_a_gpu(work))
+    for work in LARGEST:
+        with model.remembered():
+            model.observe(work, on_a_gpu(work))
+    for _ in range(300):
+        [work] = prompt(draw.randint(16, 2048))
+        model.observe(work, on_a_gpu(work) * draw.uniform(0.95, 1.05))
+    for work in LARGEST:
+        assert model.coefficients.seconds(work) == pytest.approx(on_a_gpu(work), rel=0.2)
+    [short] = prompt(512)
+    assert model.coefficients.seconds(short) == pytest.approx(on_a_gpu(short), rel=0.2)
+
+
 def test_large_steps_that_take_longer_than_at_the_start_are_believed() -> None:
     draw, model = random.Random(7), StepTimeModel()
     for work in LARGEST:
