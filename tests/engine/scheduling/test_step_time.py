@@ -161,7 +161,7 @@ def test_prompts_alone_leave_what_decoding_was_measured_to_take(seed: int) -> No
     """The first decode step after a prompt was once predicted to take next to no time, and counted
     for as much as thousands of others."""
     draw, model = random.Random(seed), StepTimeModel(PAIR_ROWS)
-    for work in [*prompt(512), *(StepWork(2, 600 + 2 * i) for i in range(16))]:
+    for work in [*prompt(2048), *(StepWork(2, 2048 + 2 * i) for i in range(16))]:
         model.observe(work, on_a_gpu(work))
     for work in LARGEST:
         with model.remembered():
