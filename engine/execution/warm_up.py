@@ -11,6 +11,8 @@ import os
 import time
 from collections.abc import Callable, Iterable
 
+import msgspec
+
 from engine.execution.engine import Engine
 from engine.execution.speculation_loading import start_controller
 from engine.ipc.counters import SpeculationStatus
@@ -23,7 +25,11 @@ OnProgress = Callable[[str, float], None]
 """Called with (what is being done, fraction done). The front ends an engine that is silent for long
 while it loads (``LOADING_SILENCE_S``), so a slow stage calls it again and again."""
 
-REPEATS = 2
+PLAIN = SamplingParams(temperature=1.0)
+FILTERED = SamplingParams(temperature=1.0, top_p=0.9)
+"""So that all that a step may need has been run once."""
+
+REPEATS = 3
 """Measurements of each of the largest steps."""
 
 
@@ -59,14 +65,19 @@ def measure_drafts(engine: Engine, progress: OnProgress) -> SpeculationStatus:
 
 
 def _run_prompts(
-    engine: Engine, lengths: Iterable[int], tokens: int, before_step: Callable[[], None]
+    engine: Engine,
+    lengths: Iterable[int],
+    tokens: int,
+    before_step: Callable[[], None],
+    sampling: SamplingParams = FILTERED,
 ) -> float:
     """Run prompts of these lengths with ``tokens`` output tokens each, shortened to what the engine
     can hold, and return the seconds of the longest step."""
     limit = min(engine.config.max_model_len, engine.manager.pages * BLOCK_TOKENS)
     tokens = min(tokens, limit // 2)
     for handle, length in _handles(lengths):
-        engine.generate(handle, _request(engine, max(1, min(length, limit - tokens)), tokens))
+        length = max(1, min(length, limit - tokens))
+        engine.generate(handle, _request(engine, length, tokens, sampling))
     return _run_all(engine, before_step)
 
 
@@ -75,9 +86,11 @@ def _measure_largest_steps(engine: Engine, before_step: Callable[[], None]) -> f
     one of the most sequences over as much KV as the pool holds. Return the seconds of the longest.
     Drafts pause."""
     engine.take_role(engine.scheduler.planner.policy, drafts=False)
+    longest = 0.0
     with engine.step_time.remembered():
         chunk = engine.config.prefill_chunk
-        longest = max(_run_prompts(engine, [chunk], 1, before_step) for _ in range(REPEATS))
+        for _ in range(REPEATS):
+            longest = max(longest, _run_prompts(engine, [chunk], 1, before_step, PLAIN))
     rows = min(engine.config.max_batch, engine.manager.pages)
     whole = min(engine.config.max_model_len, engine.manager.pages // rows * BLOCK_TOKENS)
     for tokens in (min(BLOCK_TOKENS, whole), whole):
@@ -94,10 +107,10 @@ def _measure_decode(
 ) -> float:
     """Measure steps that decode one sequence over each of these contexts, and return the seconds of
     the longest. The contexts are taken to have come from another worker: whatever their pages hold
-    takes as long to read."""
+    takes as long to read, and as long to draw from as long as no filter looks at it."""
     handles = []
     for handle, context in _handles(contexts):
-        engine.receive(handle, _request(engine, context, REPEATS + 1))
+        engine.receive(handle, _request(engine, context, REPEATS + 1, PLAIN))
         engine.reserve(handle)
         handles.append(handle)
     engine.plan()  # gives them their pages
@@ -128,8 +141,8 @@ def _handles(lengths: Iterable[int]) -> Iterable[tuple[int, int]]:
     return ((-1 - index, length) for index, length in enumerate(lengths))
 
 
-def _request(engine: Engine, length: int, tokens: int) -> Request:
-    sampling = SamplingParams(temperature=1.0, top_p=0.9, max_tokens=tokens, ignore_eos=True)
+def _request(engine: Engine, length: int, tokens: int, sampling: SamplingParams) -> Request:
+    sampling = msgspec.structs.replace(sampling, max_tokens=tokens, ignore_eos=True)
     vocab_size = engine.model.config.vocab_size
     prompt = tuple(i % vocab_size for i in range(length))
     # A random cache root, so that no request ever matches these blocks.

@@ -139,8 +139,8 @@ def test_largest_steps_are_known_however_long_steps_are_small(rows: int) -> None
     draw, model, without = random.Random(rows), StepTimeModel(), StepTimeModel()
     for work in LARGEST:
         with model.remembered():
-            model.observe(work, 3 * on_a_gpu(work))  # something else ran meanwhile
-            model.observe(work, on_a_gpu(work))
+            for times in (3.0, 1.0, 1.0):  # something else ran meanwhile
+                model.observe(work, times * on_a_gpu(work))
     small = [StepWork(n := draw.randint(1, rows), n * draw.randint(50, 2000)) for _ in range(5000)]
     for work in small:
         for each in (model, without):
@@ -173,6 +173,17 @@ def test_prompts_alone_leave_what_decoding_was_measured_to_take(seed: int) -> No
         assert model.coefficients.seconds(work) == pytest.approx(on_a_gpu(work), rel=0.2)
     [short] = prompt(512)
     assert model.coefficients.seconds(short) == pytest.approx(on_a_gpu(short), rel=0.2)
+
+
+def test_one_of_the_first_steps_that_was_measured_too_short_is_soon_forgotten() -> None:
+    draw, model = random.Random(8), StepTimeModel()
+    for index in range(16):
+        work = StepWork(2, 1000 + 2 * index)
+        model.observe(work, on_a_gpu(work) * (0.01 if index == 10 else 1.0))
+    for _ in range(100):
+        work = StepWork(rows := draw.randint(1, 32), rows * draw.randint(50, 2000))
+        model.observe(work, on_a_gpu(work))
+    assert model.coefficients.seconds(StepWork(1, 1000)) > 0.8 * on_a_gpu(StepWork(1, 1000))
 
 
 def test_large_steps_that_take_longer_than_at_the_start_are_believed() -> None:
