@@ -107,31 +107,23 @@ def by_name(segments: Sequence[TrafficSegment]) -> dict[str, list[TrafficSegment
 
 
 def fit_segments(segments: Sequence[TrafficSegment], known: ClusterConstants) -> StepTimeFit:
-    """Minimize the errors of the percentiles over all kinds of segments.
+    """Minimize the errors of the requests, one by one: few of them come in a light load, and what a
+    prompt takes shows in how TTFT follows its length.
 
     The factors are searched one after the other. The time outside of workers only adds to TTFT, so
-    the medians give it directly.
+    the median over the requests gives it directly.
     """
-    kinds = by_name(segments)
-    truth = [
-        pooled_percentiles([measured_times(segment) for segment in kind]) for kind in kinds.values()
-    ]
+    truth = list(chain.from_iterable(measured_times(segment) for segment in segments))
 
     def tried(factors: StepTimeFit) -> tuple[float, StepTimeFit]:
         """Return the sum of the errors' logarithms, and the complete fit."""
-        said = [
-            pooled_percentiles([simulated_times(segment, known, factors) for segment in kind])
-            for kind in kinds.values()
-        ]
-        ways = [t.ttft_p50 - s.ttft_p50 for s, t in zip(said, truth, strict=True)]
-        way = max(0.0, median(ways))
-        fit = factors._replace(path_s=way)
+        said = chain.from_iterable(simulated_times(segment, known, factors) for segment in segments)
         pairs = [
-            pair
-            for s, t in zip(said, truth, strict=True)
-            for pair in zip((s.ttft_p50 + way, s.ttft_p90 + way, *s[2:]), t, strict=True)
+            (s, t) for s, t in zip(said, truth, strict=True) if s is not None and t is not None
         ]
-        return sum(abs(log(a / b)) for a, b in pairs), fit
+        way = max(0.0, median(t[0] - s[0] for s, t in pairs))
+        errors = (abs(log((s[0] + way) / t[0])) + abs(log(s[1] / t[1])) for s, t in pairs)
+        return sum(errors), factors._replace(path_s=way)
 
     best = StepTimeFit()
     for scales in (_SCALES, _FINER, _FINEST):
