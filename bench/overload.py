@@ -7,7 +7,8 @@ they sustain; then requests come evenly spaced, at multiples of that, in rounds 
 Goodput is requests per second that meet both objectives. The router runs with its defaults, unless
 ``--queue-ms`` bounds its queue (``--admission-queue-ms``). The last run has half the load, ten
 times the load and half the load again: service is normal again when, of any ten requests in a row,
-at least nine meet the objectives. The client has a core of its own, where there are two.
+at least nine meet the objectives. The client has a core of its own where there are enough
+(``LEAST_CORES``).
 
 Aims: at ten times the load, GOODPUT_AIM of the peak and refusals within REFUSAL_AIM_MS (p99).
 """

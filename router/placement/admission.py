@@ -38,7 +38,7 @@ says when that is."""
 PREDICTION_ERROR = CORRECTION_RANGE[1]
 """Predicted over real TTFT, at most. Predictions follow what is observed up to this factor and no
 further, and before anything was observed they may be off by as much; in the median they are off by
-41% at 90% load (docs/benchmarks.md)."""
+some 40% at 90% load on engines that share cores (docs/benchmarks.md)."""
 
 QUEUE_SHARE = 0.5
 """Share of the TTFT objective that a request may wait for its turn while an overload lasts; the
