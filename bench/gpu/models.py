@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bench.gpu.part import PartContext
 from engine.execution.engine import Engine, EngineConfig
-from engine.execution.warm_up import warm_up
+from engine.execution.warm_up import decode_over_pool, warm_up
 from engine.kv_cache.kv_format import Codec, KVFormat, KVPiece, Precision, Storage
 from engine.model.decoder import DecoderModel
 from engine.model.weights import random_weights
@@ -152,20 +152,7 @@ def place(engine: Engine, count: int, length: int, new_tokens: int) -> None:
     """Let ``count`` sequences with a context of ``length`` tokens decode from the next step on,
     over the KV that lies in the pool. Handles are 0 to ``count`` - 1."""
     request = random_request(engine.model.config.vocab_size, count, length, new_tokens)
-    for handle in range(count):
-        own = Request(
-            id=str(handle),
-            prompt=request.prompt,
-            sampling=request.sampling,
-            cache_root=os.urandom(16),
-        )
-        engine.receive(handle, own)
-        engine.reserve(handle)
-    engine.plan()
-    reserved = len(engine.scheduler.take_reserved())
-    assert reserved == count, f"{reserved} of {count} sequences fit into the pool"
-    for handle in range(count):
-        engine.join(handle, handle + 3)
+    decode_over_pool(engine, request, range(count))
 
 
 def drop_all(engine: Engine) -> None:

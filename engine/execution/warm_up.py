@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -75,9 +75,9 @@ def _run_prompts(
     can hold, and return the seconds of the longest step."""
     limit = min(engine.config.max_model_len, engine.manager.pages * BLOCK_TOKENS)
     tokens = min(tokens, limit // 2)
-    for handle, length in _handles(lengths):
-        length = max(1, min(length, limit - tokens))
-        engine.generate(handle, _request(engine, length, tokens, sampling))
+    for place, length in enumerate(lengths):
+        request = _request(engine, max(1, min(length, limit - tokens)), tokens, sampling)
+        engine.generate(-1 - place, request)  # unlike the handles of requests
     return _run_all(engine, before_step)
 
 
@@ -94,34 +94,42 @@ def _measure_largest_steps(engine: Engine, before_step: Callable[[], None]) -> f
     rows = min(engine.config.max_batch, engine.manager.pages)
     whole = min(engine.config.max_model_len, engine.manager.pages // rows * BLOCK_TOKENS)
     for tokens in (min(BLOCK_TOKENS, whole), whole):
-        contexts = [max(1, tokens - REPEATS - 1)] * rows
-        if tokens > REPEATS + 1:  # else there is nothing to decode
-            longest = max(longest, _measure_decode(engine, contexts, before_step))
+        context = tokens - REPEATS - 1
+        if context > 0:
+            longest = max(longest, _measure_decode(engine, rows, context, before_step))
     if engine.speculator is not None:
         engine.speculate(engine.speculator)
     return longest
 
 
 def _measure_decode(
-    engine: Engine, contexts: Iterable[int], before_step: Callable[[], None]
+    engine: Engine, rows: int, context: int, before_step: Callable[[], None]
 ) -> float:
-    """Measure steps that decode one sequence over each of these contexts, and return the seconds of
-    the longest. The contexts are taken to have come from another worker: whatever their pages hold
-    takes as long to read, and as long to draw from as long as no filter looks at it."""
-    handles = []
-    for handle, context in _handles(contexts):
-        engine.receive(handle, _request(engine, context, REPEATS + 1, PLAIN))
-        engine.reserve(handle)
-        handles.append(handle)
-    engine.plan()  # gives them their pages
-    engine.scheduler.take_reserved()
-    for handle in handles:
-        engine.join(handle, 0)
+    """Measure steps that decode ``rows`` sequences over a context of this many tokens each, and
+    return the seconds of the longest. Whatever KV lies in the pool takes as long to read, and as
+    long to draw from, because no filter looks at what it leads to."""
+    request = _request(engine, context, REPEATS + 1, PLAIN)
+    decode_over_pool(engine, request, range(-rows, 0))
     with engine.step_time.remembered():
         longest = _run_all(engine, before_step)
     engine.scheduler.take_joined()
     engine.manager.evict_unused()
     return longest
+
+
+def decode_over_pool(engine: Engine, request: Request, handles: Sequence[int]) -> None:
+    """Let sequences with the context of ``request`` decode from the next step on, over the KV that
+    lies in the pool, as if it had come from another worker. The engine must be idle. Raises
+    InvalidRequest, or AssertionError where not all fit into the pool together."""
+    for handle in handles:
+        own = msgspec.structs.replace(request, cache_root=os.urandom(16))  # shares no page
+        engine.receive(handle, own)
+        engine.reserve(handle)
+    engine.plan()  # gives them their pages
+    reserved = len(engine.scheduler.take_reserved())
+    assert reserved == len(handles), f"{reserved} of {len(handles)} sequences fit into the pool"
+    for place, handle in enumerate(handles):
+        engine.join(handle, place % engine.model.config.vocab_size)
 
 
 def _run_all(engine: Engine, before_step: Callable[[], None]) -> float:
@@ -134,11 +142,6 @@ def _run_all(engine: Engine, before_step: Callable[[], None]) -> float:
         longest = max(longest, time.perf_counter() - began)
     engine.scheduler.take_started()
     return longest
-
-
-def _handles(lengths: Iterable[int]) -> Iterable[tuple[int, int]]:
-    """Number the sequences of a warm-up. Handles are negative, unlike those of requests."""
-    return ((-1 - index, length) for index, length in enumerate(lengths))
 
 
 def _request(engine: Engine, length: int, tokens: int, sampling: SamplingParams) -> Request:

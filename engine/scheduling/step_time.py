@@ -82,10 +82,9 @@ MOST_TOO_SHORT = 4.0
 """Times that one of the first steps is shorter than predicted and counts by its own duration."""
 
 REMEMBERED_STEPS = 2.0
-"""Recent steps that a remembered one counts for; about 50 count. Where a device takes as long for
-one row as for many, batches of up to half the largest one make the prediction for the largest 24%,
-19% and 10% too short, with 1, 2 and 5. Once a machine is twice as slow, batches of all sizes make
-that 21%, 25% and 34%."""
+"""Recent steps that a remembered one counts for; about 50 count. With more of them, small batches
+on a device that takes as long for one row as for many make large ones less too short; with fewer,
+it is sooner believed that a machine has become slower."""
 
 MIN_STEP_S = 1e-5
 """Shorter durations measure the clock rather than the step."""
