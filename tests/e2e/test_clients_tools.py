@@ -90,17 +90,22 @@ def test_a_round_trip(client: OpenAI) -> None:
 
 def test_streamed_calls_add_up(client: OpenAI) -> None:
     whole = client.chat.completions.create(**ASKED, **ONE).choices[0].message.tool_calls
-    name, arguments, ids, pieces = "", "", set[str](), 0
-    for part in client.chat.completions.create(**ASKED, **ONE, stream=True):
-        for call in part.choices[0].delta.tool_calls or []:
-            assert call.index == 0 and call.function is not None
-            ids |= {call.id} if call.id else set()
-            name += call.function.name or ""
-            arguments += call.function.arguments or ""
-            pieces += 1
-    assert whole is not None and whole[0].type == "function" and pieces > 1
-    assert (name, arguments) == (whole[0].function.name, whole[0].function.arguments)
-    assert len(ids) == 1
+    assert whole is not None and whole[0].type == "function"
+    pieces = 0
+    for _ in range(10):  # a busy machine may send a short call at once
+        name, arguments, ids, pieces = "", "", set[str](), 0
+        for part in client.chat.completions.create(**ASKED, **ONE, stream=True):
+            for call in part.choices[0].delta.tool_calls or []:
+                assert call.index == 0 and call.function is not None
+                ids |= {call.id} if call.id else set()
+                name += call.function.name or ""
+                arguments += call.function.arguments or ""
+                pieces += 1
+        assert (name, arguments) == (whole[0].function.name, whole[0].function.arguments)
+        assert len(ids) == 1
+        if pieces > 1:
+            break
+    assert pieces > 1
 
 
 def test_the_stream_helper_parses_arguments(client: OpenAI) -> None:
