@@ -274,8 +274,8 @@ class DecodeRequest:
         self._drop_sequence()  # one that was only looked up
         self._handover = None
         self._mark("prefill_queued")
-        command = m.Generate(self._new_sequence(context), request)
-        context.session.send_prompt(command, self._uncached_tokens)
+        handle = self._new_sequence(context)
+        context.session.send_prompt(m.Generate(handle, request, self._uncached_tokens))
 
     async def _prefill_elsewhere(
         self, context: ReceiverContext, request: Request, candidate: pb.PrefillCandidate

@@ -71,7 +71,7 @@ class ServedCall:
         until both of its sockets have ended it."""
         self._begun = True
         if isinstance(work, m.Prefill):
-            self.session.send_prompt(work, self._start.uncached_tokens)
+            self.session.send_prompt(work)
         else:
             self.session.send(work)
         if self._skip_blocks:

@@ -93,8 +93,8 @@ class PrefillService(rpc.PrefillServicer):
         frames = await self._choose_carrier(start, session, context)
         handle = self._engine.handle()
         call = ServedCall(session, handle, frames, start)
-        command = m.Export if start.cached_only else m.Prefill
-        work = command(handle, request, frames.frame_bytes, frames.codec)
+        sent = (handle, request, frames.frame_bytes, frames.codec)
+        work = m.Export(*sent) if start.cached_only else m.Prefill(*sent, start.uncached_tokens)
         session.attach(handle, call)
         running = [
             asyncio.create_task(self._read_calls(request_iterator, call)),

@@ -146,18 +146,33 @@ class Engine:
     # ---- requests ---------------------------------------------------------------------------
 
     def generate(
-        self, handle: int, request: Request, grammar: GrammarMatcher | None = None
+        self,
+        handle: int,
+        request: Request,
+        grammar: GrammarMatcher | None = None,
+        expected_tokens: int = 0,
     ) -> None:
-        """Compute the context here, then decode. ``grammar`` is a matcher at its start."""
+        """Compute the context here, then decode. ``grammar`` is a matcher at its start, and
+        ``expected_tokens`` how much of the context is likely to be computed; 0: all of it."""
         self._check(request, request.length_limit)
         _resume_grammar(request, grammar)
-        self.scheduler.add(self._new_sequence(handle, request, Phase.WAITING, grammar))
+        sequence = self._new_sequence(handle, request, Phase.WAITING, grammar)
+        sequence.expected_tokens = expected_tokens
+        self.scheduler.add(sequence)
 
-    def prefill(self, handle: int, request: Request, grammar: GrammarMatcher | None = None) -> None:
+    def prefill(
+        self,
+        handle: int,
+        request: Request,
+        grammar: GrammarMatcher | None = None,
+        expected_tokens: int = 0,
+    ) -> None:
         """Compute the context, draw one token, and hold the pages until ``drop``."""
         self._check(request, len(request.context) + 1)
         _resume_grammar(request, grammar)
-        self.scheduler.add(self._new_sequence(handle, request, Phase.WAITING, grammar, hold=True))
+        sequence = self._new_sequence(handle, request, Phase.WAITING, grammar, hold=True)
+        sequence.expected_tokens = expected_tokens
+        self.scheduler.add(sequence)
 
     def receive(self, handle: int, request: Request, grammar: GrammarMatcher | None = None) -> int:
         """Expect the context's KV from another worker; return how many tokens are cached here."""

@@ -32,19 +32,23 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Generate(_Message, frozen=True):
-    """Compute the context here, then decode."""
+    """Compute the context here, then decode. ``expected_tokens``: of the context that a router
+    expects to be computed; 0: unknown, all of them."""
 
     handle: int
     request: Request
+    expected_tokens: int = 0
 
 
 class Prefill(_Message, frozen=True):
-    """Compute the context, draw one token, offer the KV, and hold the pages until ``Drop``."""
+    """Compute the context, draw one token, offer the KV, and hold the pages until ``Drop``.
+    ``expected_tokens``: as for ``Generate``."""
 
     handle: int
     request: Request
     frame_bytes: int
     codec: Codec
+    expected_tokens: int = 0
 
 
 class Export(_Message, frozen=True):

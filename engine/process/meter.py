@@ -95,5 +95,6 @@ class StepMeter:
 
 
 def _tokens(prompts: Iterable[Sequence]) -> int:
-    """Return the tokens that are still to be computed."""
-    return sum(q.remaining for q in prompts)
+    """Return the tokens that are still to be computed. Routers subtract their own prompts: with
+    what is cached, a prompt that waits here would be another one's to them."""
+    return sum(q.expected_remaining for q in prompts)

@@ -235,12 +235,12 @@ class EngineServer:
     @_apply.register
     def _generate(self, command: m.Generate) -> None:
         grammar = self._take_matcher(command)
-        self._engine.generate(command.handle, command.request, grammar)
+        self._engine.generate(command.handle, command.request, grammar, command.expected_tokens)
 
     @_apply.register
     def _prefill(self, command: m.Prefill) -> None:
         grammar = self._take_matcher(command)
-        self._engine.prefill(command.handle, command.request, grammar)
+        self._engine.prefill(command.handle, command.request, grammar, command.expected_tokens)
         self._offer(command, blocks_for(len(command.request.context)))
 
     @_apply.register

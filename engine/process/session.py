@@ -200,13 +200,12 @@ class EngineSession:
             asyncio.get_running_loop().call_soon(self._flush)
         self._outbox.append(command)
 
-    def send_prompt(self, command: m.Generate | m.Prefill, expected_tokens: int) -> None:
-        """Queue a command to compute a prompt, which is load from now on. ``expected_tokens``: of
-        it that a router expects to be computed; 0: unknown, all of them."""
+    def send_prompt(self, command: m.Generate | m.Prefill) -> None:
+        """Queue a command to compute a prompt, which is load from now on."""
         tokens = len(command.request.context)
         self.send(command)
         digest = request_digest(command.request.id)
-        self._untaken.add(min(expected_tokens or tokens, tokens), digest)
+        self._untaken.add(min(command.expected_tokens or tokens, tokens), digest)
         self.on_load()
 
     @property

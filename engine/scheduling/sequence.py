@@ -74,6 +74,7 @@ class Sequence:
         self.grammar = grammar  # advanced over the tokens so far; None: any token is allowed
         self.prompt_logprobs: list[Logprobs] = []  # computed so far, from the second token on
         self.started = False  # admitted once; a preempted sequence resumes, it does not start again
+        self.expected_tokens = 0  # to be computed, as a router expects; 0: unknown
         self.expected_blocks = 0  # receive only: leading blocks that were cached at the look-up
         self.tokens = list(request.context)
         self.computed = 0  # leading tokens whose KV is in the pool
@@ -90,6 +91,14 @@ class Sequence:
     def remaining(self) -> int:
         """Number of tokens that a prefill still has to compute."""
         return len(self.tokens) - self.computed
+
+    @property
+    def expected_remaining(self) -> int:
+        """``remaining``, but until the first admission shows what is cached, what the router
+        expects. The prefixes that other sequences here will compute are not in it."""
+        if self.started or not self.expected_tokens:
+            return self.remaining
+        return min(self.expected_tokens, self.remaining)
 
     @property
     def needs_prompt_logprobs(self) -> bool:

@@ -45,7 +45,7 @@ class World:
             attach=self._listeners.__setitem__,
             detach=lambda handle: self._listeners.pop(handle, None),
             send=self._send,
-            send_prompt=lambda command, expected_tokens: self._send(command),
+            send_prompt=self._send,
         )
         stream = SimpleNamespace(cancel=lambda: None)
         channels = SimpleNamespace(

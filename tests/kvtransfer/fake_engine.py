@@ -116,7 +116,7 @@ class FakeEngine:
     def send(self, command: m.Command) -> None:
         self._loop.call_soon(self._obey, command)
 
-    def send_prompt(self, command: m.Generate | m.Prefill, expected_tokens: int) -> None:
+    def send_prompt(self, command: m.Generate | m.Prefill) -> None:
         self.send(command)
 
     def _tell_pairs(self, events: Sequence[PairEvent]) -> None:  # called by any thread

@@ -26,7 +26,7 @@ class Session:
     def send(self, command: m.Command) -> None:
         self.told.append(command)
 
-    def send_prompt(self, command: m.Generate | m.Prefill, expected_tokens: int) -> None:
+    def send_prompt(self, command: m.Generate | m.Prefill) -> None:
         self.told.append(command)
 
     def send_slot(self, command: m.SlotCommand) -> None:

@@ -104,7 +104,7 @@ class FilledSlots:
     def send(self, command: m.Command) -> None:
         self._loop.call_soon(self._apply, command)
 
-    def send_prompt(self, command: m.Generate | m.Prefill, expected_tokens: int) -> None:
+    def send_prompt(self, command: m.Generate | m.Prefill) -> None:
         self.send(command)
 
     def send_slot(self, command: m.SlotCommand) -> None:

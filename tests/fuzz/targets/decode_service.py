@@ -42,7 +42,7 @@ class _Engine:
             attach=self.listeners.__setitem__,
             detach=lambda handle: self.listeners.pop(handle, None),
             send=self._send,
-            send_prompt=lambda command, expected_tokens: self._send(command),
+            send_prompt=self._send,
             send_slot=lambda command: None,
         )
         self._handles = 0

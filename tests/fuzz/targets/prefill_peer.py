@@ -69,7 +69,7 @@ class _Session:
         elif isinstance(command, m.Prefill):
             self._loop.call_soon(self._compute, command)
 
-    def send_prompt(self, command: Any, expected_tokens: int) -> None:
+    def send_prompt(self, command: Any) -> None:
         self.send(command)
 
     def send_slot(self, command: Any) -> None:

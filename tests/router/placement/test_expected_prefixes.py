@@ -54,6 +54,7 @@ class SiblingPool:
             model=None,
             record=lambda name: prefill.get(name) or links[name].record,
             step_model=lambda name: MODEL,
+            serves_beside=lambda link: False,
         )
         goals = Objectives(20.0, 0.5)
         self.placer = Placer(pool, self.index, self.ledger, RoutingEstimates(), goals)
