@@ -1,51 +1,47 @@
 """Reads the traffic from a Prometheus that scrapes the cluster as `baton monitoring` configures it.
 
-There is one query for each reading, so that all of it is of one moment: increases over the window,
-each with its own label, joined by ``or``. The API:
-https://prometheus.io/docs/prometheus/latest/querying/api/
-
 ``increase`` needs two samples of a series: a burst is known only where Prometheus scrapes often
 enough, and what a router counted before its first scrape is not known.
 
-The window follows the variance of the traffic as in ``sliding_window.py``, but is window_s at
-least: the next query is over as long a time as the last answer showed to be long enough, and where
-that is longer than window_s, over none before a change.
+The window follows the variance of the traffic as in ``sliding_window.py``: the next query is over
+as long a time as the last answer showed to be long enough, and over window_s at least. Nothing
+before a change is asked for, so that the window is shorter than window_s for a while after one.
+
+Where Prometheus scraped for a part of a window only, ``increase`` counts the requests of that part.
+So there is no reading while the last window_s have a gap: a time without a sample that is longer
+than BURST_INTERVALS usual scrapes (burst_s at least, stale_s at most). After burst_s without a
+reading the window is window_s, because a gap or a change before that was not seen.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Self
 
 import aiohttp
-import msgspec
 from yarl import URL
 
 from cluster.observation.arrival_history import ArrivalHistory
+from cluster.observation.prometheus_query import (
+    SeriesValues,
+    build_query,
+    parse_answer,
+    scalar,
+    traffic_counts,
+)
 from cluster.observation.reading import (
     MAX_REQUEST_RATE,
     TrafficReading,
     is_plausible,
     plausible_queue,
 )
-from cluster.observation.request_lengths import LengthHistogram
-from cluster.observation.request_mix import RunningMean, TrafficCounts, request_samples
-from cluster.observation.router_pages import (
-    ANSWERED,
-    ARRIVALS,
-    CACHED_PAIRS,
-    ENDED,
-    LENGTHS,
-    NOT_FULL,
-    OUTPUT_PAIRS,
-    QUEUED,
-    TIMES,
-)
+from cluster.observation.request_mix import TrafficCounts, request_samples
+from cluster.observation.router_pages import ARRIVALS
 from cluster.observation.sliding_window import (
     BURST_INTERVALS,
+    LEAST,
     LONGEST,
     SHARE,
     has_changed,
@@ -61,25 +57,6 @@ from router.overview.scraper import describe_error
 
 DEADLINE_S = 3.0
 MAX_ANSWER_BYTES = 1 << 20
-_NAME = "asked"  # label that distinguishes the parts of the answer
-
-
-class _Series(msgspec.Struct):
-    metric: dict[str, str]
-    value: tuple[float, str]
-
-
-class _Data(msgspec.Struct):
-    result: list[_Series] = []
-
-
-class _QueryResult(msgspec.Struct):
-    status: str
-    data: _Data = msgspec.field(default_factory=_Data)
-
-
-SeriesValues = dict[str, list[tuple[str, float]]]
-"""By the label of the query's part: (bucket edge, if it has one; value)."""
 
 
 def check_prometheus_url(url: str) -> URL:
@@ -102,36 +79,6 @@ def check_prometheus_url(url: str) -> URL:
     return parsed
 
 
-def build_query(cluster: str, window_s: float, burst_s: float, first_s: float) -> str:
-    """Return the whole query as one PromQL expression. ``first_s``: for so long a router must have
-    been scraped."""
-    selector = f'{{cluster="{_quoted(cluster)}"}}'
-    window, burst = (f"{selector}[{round(seconds * 1000)}ms]" for seconds in (window_s, burst_s))
-    parts = {
-        "age": f"time() - max(timestamp({ARRIVALS}{selector}))",
-        "arrivals": f"sum(increase({ARRIVALS}{window}))",
-        "burst": f"sum(increase({ARRIVALS}{burst}))",
-        "begun": f"count({ARRIVALS}{selector} offset {round(first_s * 1000)}ms)",
-        "answered": f"sum(increase({ANSWERED}{window}))",
-        "pairs": f"sum(increase({CACHED_PAIRS}{window}))",
-        "ended": f"sum(increase({ENDED}{window}))",
-        "output_pairs": f"sum(increase({OUTPUT_PAIRS}{window}))",
-        "queued": f"sum({QUEUED}{selector})",
-    }
-    for name, metric in LENGTHS.items():
-        parts[name] = f"sum by (le) (increase({metric}_bucket{window}))"
-        parts[f"{name}_sum"] = f"sum(increase({metric}_sum{window}))"
-    for name, metric in TIMES.items():
-        for part in ("sum", "count"):
-            parts[f"{name}_{part}"] = f"sum(increase({metric}_{part}{window}))"
-    named = (f'label_replace({expr}, "{_NAME}", "{name}", "", "")' for name, expr in parts.items())
-    return " or ".join(named)
-
-
-def _quoted(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
 class PrometheusApi:
     """A ``TrafficSource``; use with ``async with``.
 
@@ -144,8 +91,10 @@ class PrometheusApi:
         self._api = url / "api/v1/query"
         self._cluster = cluster
         self._window_s, self._burst_s = window_s, BURST_INTERVALS * interval_s
-        self._asked_s = window_s  # window of the next query
-        self._alike_since_s: float | None = None  # monotonic; nothing before it is asked for
+        self._needed_s = window_s  # shown by the last answer to be long enough
+        self._alike_since_s = -math.inf  # monotonic; nothing before it is asked for
+        self._read_s = -math.inf  # monotonic, of the last reading; -inf: none since a gap
+        self._gap_s = self.stale_s  # a longer time without a sample is a gap
         self._samples: tuple[RequestSample, ...] = ()
         self._history = ArrivalHistory(self._burst_s)
         self._remembered_s = -math.inf  # time of the last of its counts
@@ -161,25 +110,26 @@ class PrometheusApi:
     async def read_traffic(self, routers: Sequence[RouterRecord]) -> TrafficReading:
         """Query once. Raises Unavailable. Prometheus knows the routers, so ``routers`` is not
         used."""
-        window_s, now = self._asked_s, time.monotonic()
-        query = build_query(self._cluster, window_s, self._burst_s, self._window_s)
+        now = time.monotonic()
+        window_s = self._choose_window_s(now)
+        query = build_query(
+            self._cluster,
+            window_s,
+            self._burst_s,
+            first_s=self._window_s,
+            gap_s=self._gap_s,
+            stale_s=self.stale_s,
+        )
         values = parse_answer(await self._query_api(query))
-        if "arrivals" not in values:
-            raise Unavailable(
-                f"Prometheus has no {ARRIVALS} of cluster {self._cluster} over the last"
-                f" {window_s:.0f} s: it must scrape it twice in that time, as `baton"
-                " monitoring` sets it up"
-            )
-        if "begun" not in values:
-            raise Unavailable(NOT_FULL)
+        self._check_coverage(values, window_s)
         counted = traffic_counts(values, window_s)
-        burst = _scalar(values, "burst") if "burst" in values else None
+        burst = scalar(values, "burst") if "burst" in values else None
         if not is_plausible(counted) or not 0 <= (burst or 0) <= MAX_REQUEST_RATE * self._burst_s:
             raise Unavailable("what Prometheus has cannot be a router's")
-        self._samples = request_samples(counted) or self._samples
+        self._read_s = now
+        if window_s >= SHARE * self._window_s or _has_enough(counted):
+            self._samples = request_samples(counted) or self._samples
         arrivals = counted.arrivals
-        if self._alike_since_s is None:
-            self._alike_since_s = now - self._window_s
         if burst is not None:
             is_new = self._remember(burst)
             parts = burst, max(0.0, arrivals - burst)
@@ -189,21 +139,44 @@ class PrometheusApi:
                     self._history.record_change(1)
                 arrivals, window_s = burst, self._burst_s
                 self._alike_since_s = now - self._burst_s
-        self._asked_s = self._next_window_s(counted, now - self._alike_since_s)
+        self._needed_s = long_enough_s(counted, self._samples)
         mix = RequestMix(
             rate=arrivals / window_s,
             window_s=window_s,
             samples=self._samples,
-            backlog_tokens=plausible_queue(_scalar(values, "queued")),
+            backlog_tokens=plausible_queue(scalar(values, "queued")),
             arrivals=self._past(),
         )
         observed = observed_latency(counted)
-        return TrafficReading(mix, observed, time.monotonic() - max(0.0, _scalar(values, "age")))
+        return TrafficReading(mix, observed, time.monotonic() - max(0.0, scalar(values, "age")))
 
-    def _next_window_s(self, counted: TrafficCounts, alike_s: float) -> float:
-        """Return a window that is long enough, after ``alike_s`` without a change."""
-        most_s = min(LONGEST * self._window_s, alike_s)
-        return max(self._window_s, min(most_s, long_enough_s(counted, self._samples)))
+    def _choose_window_s(self, now: float) -> float:
+        """Return a window that is long enough, or else reaches back to the last change or gap."""
+        if now - self._read_s > self._burst_s:
+            self._alike_since_s = max(self._alike_since_s, now - self._window_s)
+        most_s = min(LONGEST * self._window_s, now - self._alike_since_s)
+        return round(min(most_s, max(self._window_s, self._needed_s)), 3)  # milliseconds, as asked
+
+    def _check_coverage(self, values: SeriesValues, window_s: float) -> None:
+        """Raise Unavailable unless Prometheus has scraped throughout the window."""
+        if "arrivals" not in values:
+            raise Unavailable(
+                f"Prometheus has no {ARRIVALS} of cluster {self._cluster} over the last"
+                f" {window_s:.0f} s: it must scrape it twice in that time, as `baton"
+                " monitoring` sets it up"
+            )
+        gap_s = self._gap_s
+        if "scrapes" in values:
+            usual_s = self.stale_s / max(1.0, scalar(values, "scrapes"))
+            self._gap_s = min(self.stale_s, max(self._burst_s, BURST_INTERVALS * usual_s))
+        if "gap" in values:
+            self._read_s = -math.inf
+            raise Unavailable(
+                f"Prometheus did not scrape cluster {self._cluster} for more than"
+                f" {gap_s:.0f} s, and the first window after that is not full"
+            )
+        if "age" not in values:
+            raise Unavailable("Prometheus reached no router when it scraped last")
 
     def _past(self) -> Arrivals:
         return self._history.arrivals(self._burst_s)
@@ -242,55 +215,7 @@ async def _body(reply: aiohttp.ClientResponse) -> bytes:
     return bytes(body)
 
 
-def parse_answer(body: bytes) -> SeriesValues:
-    """Parse a reply, without values that are not finite. Raises Unavailable for anything else than
-    a query result."""
-    try:
-        answer = msgspec.json.decode(body, type=_QueryResult)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        raise Unavailable("what Prometheus says is no answer to a query") from None
-    if answer.status != "success":
-        raise Unavailable("Prometheus could not evaluate a query")
-    found: SeriesValues = defaultdict(list)
-    for series in answer.data.result:
-        try:
-            value = float(series.value[1])
-        except ValueError:
-            continue
-        if math.isfinite(value):
-            found[series.metric.get(_NAME, "")].append((series.metric.get("le", ""), value))
-    return found
-
-
-def traffic_counts(values: SeriesValues, seconds: float) -> TrafficCounts:
-    def lengths(name: str) -> LengthHistogram:
-        return LengthHistogram.cumulated(_edged(values[name]), _scalar(values, f"{name}_sum"))
-
-    def mean(name: str) -> RunningMean:
-        return RunningMean(*(_scalar(values, f"{name}_{part}") for part in ("sum", "count")))
-
-    return TrafficCounts(
-        seconds=seconds,
-        arrivals=_scalar(values, "arrivals"),
-        answered_tokens=_scalar(values, "answered"),
-        cached_pairs=_scalar(values, "pairs"),
-        prompts=lengths("prompts"),
-        uncached=lengths("uncached"),
-        outputs=lengths("outputs"),
-        ended_tokens=_scalar(values, "ended"),
-        output_pairs=_scalar(values, "output_pairs"),
-        ttft=mean("ttft"),
-        tpot=mean("tpot"),
-    )
-
-
-def _edged(series: Sequence[tuple[str, float]]) -> list[tuple[float, float]]:
-    try:
-        return sorted((float(edge), count) for edge, count in series)
-    except ValueError:
-        return []
-
-
-def _scalar(values: SeriesValues, name: str) -> float:
-    """Return the part's value; 0 where there is none."""
-    return values[name][0][1] if values.get(name) else 0.0
+def _has_enough(counted: TrafficCounts) -> bool:
+    """Return whether there are enough lengths of each kind for a window after a change. A change is
+    one of the arrivals, so that until then the lengths before it are more accurate."""
+    return min(h.count for h in (counted.prompts, counted.uncached, counted.outputs)) >= LEAST
