@@ -124,6 +124,7 @@ def traffic_counts(values: SeriesValues, seconds: float) -> TrafficCounts:
         cached_pairs=scalar(values, "pairs"),
         prompts=lengths("prompts"),
         uncached=lengths("uncached"),
+        passed=lengths("passed"),
         outputs=lengths("outputs"),
         ended_tokens=scalar(values, "ended"),
         output_pairs=scalar(values, "output_pairs"),

@@ -115,12 +115,14 @@ def is_plausible(counted: TrafficCounts) -> bool:
     most = MAX_REQUEST_RATE * max(1.0, counted.seconds)
     counts = (counted.arrivals, counted.ttft.count, counted.tpot.count)
     histograms = (counted.prompts, counted.uncached, counted.outputs)
+    edges = len(counted.passed.edges)
     sums = (
         *(counted.ttft.total, counted.tpot.total, counted.answered_tokens, counted.cached_pairs),
         *(counted.ended_tokens, counted.output_pairs),
     )
     return (
         all(0 <= count <= most for count in (*counts, *(h.count for h in histograms)))
+        and 0 <= counted.passed.count <= edges * most
         and all(0 <= total < math.inf for total in sums)
         and all(0 <= h.total < math.inf for h in histograms)
     )

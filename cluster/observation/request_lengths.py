@@ -67,6 +67,11 @@ class LengthHistogram(msgspec.Struct, frozen=True, array_like=True):
         most = math.fsum(high * n for _, high, n in self._buckets())
         return min(max(self.total, least), most) / count
 
+    @property
+    def middle_total(self) -> float:
+        """The sum if each value were in the middle of its bucket."""
+        return math.fsum((low + high) / 2 * n for low, high, n in self._buckets())
+
     @classmethod
     def together(cls, histograms: Iterable[LengthHistogram]) -> LengthHistogram:
         """Return the sum of histograms. Where edges differ (routers of two versions), those with
@@ -117,6 +122,28 @@ class LengthHistogram(msgspec.Struct, frozen=True, array_like=True):
         lows = (0.0, *self.edges)
         highs = (*self.edges, BEYOND * self.edges[-1])
         return (b for b in zip(lows, highs, self.counts, strict=True) if b[2] > 0)
+
+
+def arriving_lengths(ended: LengthHistogram, passed: LengthHistogram) -> LengthHistogram:
+    """Return the lengths of the values that begin now. ``ended``: those of the values that have
+    ended, ``passed``: the edges that values have passed in the same time.
+
+    While the load grows, values that began lately are many, and the short ones of them end first.
+    But of the values that left a bucket, the share that ended there is the same at any time. The
+    product of these shares is the distribution (Kaplan and Meier, "Nonparametric estimation from
+    incomplete observations", 1958). No value is taken to be longer than the bucket that none has
+    left so far.
+    """
+    if passed.edges != ended.edges or not passed.count or not ended.count:
+        return ended
+    left, shares = 1.0, []  # of all values, those that reach the bucket
+    for end, more in zip(ended.counts, passed.counts, strict=True):
+        share = left * end / (end + more) if end + more > 0 else left
+        shares.append(share)
+        left -= share
+    found = LengthHistogram(ended.edges, tuple(ended.count * share for share in shares))
+    total = found.middle_total * ended.mean * ended.count / ended.middle_total
+    return LengthHistogram(found.edges, found.counts, total)
 
 
 class HistogramBuilder:

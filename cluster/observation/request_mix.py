@@ -6,7 +6,8 @@ Routers have three separate histograms and no joint distribution of lengths. So:
               or were refused count by the share of prompt tokens that caches did not have
     cached    two values, for the samples up to the mean uncached length and for those above it, of
               which the mean and the pairs of an uncached and a cached token are those counted
-    output    from its histogram; the mean product with the prompt is that counted, as far as a
+    output    from its histogram and from the lengths that outputs have passed
+              (``arriving_lengths``); the mean product with the prompt is that counted, as far as a
               share of the prompts that have the longest (or the shortest) outputs of all can bring
               it there. A sequence holds its prompt's KV for as long as its output takes
 
@@ -28,8 +29,10 @@ from cluster.observation.request_lengths import (
     STRATA,
     HistogramBuilder,
     LengthHistogram,
+    arriving_lengths,
 )
 from cluster.sizing.snapshot import RequestSample
+from router.generation.metrics import passed_edges
 from router.placement.output_lengths import INITIAL_OUTPUT_TOKENS
 
 STEP = 7
@@ -60,9 +63,9 @@ class RunningMean(msgspec.Struct, frozen=True, array_like=True):
 class TrafficCounts(msgspec.Struct, frozen=True, kw_only=True):
     """What all routers counted in ``seconds``. ``arrivals``: refused requests included.
     ``prompts``: at arrival. ``uncached``: at the first token, of prompts of ``answered_tokens`` in
-    all, with ``cached_pairs`` pairs of an uncached and a cached token. ``outputs``: at the end, of
-    prompts of ``ended_tokens`` in all, with ``output_pairs`` pairs of a prompt's and an output's
-    token."""
+    all, with ``cached_pairs`` pairs of an uncached and a cached token. ``passed``: edges that
+    outputs have passed. ``outputs``: at the end, of prompts of ``ended_tokens`` in all, with
+    ``output_pairs`` pairs of a prompt's and an output's token."""
 
     seconds: float = 0.0
     arrivals: float = 0.0
@@ -70,6 +73,7 @@ class TrafficCounts(msgspec.Struct, frozen=True, kw_only=True):
     uncached: LengthHistogram = LengthHistogram()
     answered_tokens: float = 0.0
     cached_pairs: float = 0.0
+    passed: LengthHistogram = LengthHistogram()
     outputs: LengthHistogram = LengthHistogram()
     ended_tokens: float = 0.0
     output_pairs: float = 0.0
@@ -88,6 +92,7 @@ class TrafficCounts(msgspec.Struct, frozen=True, kw_only=True):
             uncached=LengthHistogram.together(c.uncached for c in of),
             answered_tokens=math.fsum(c.answered_tokens for c in of),
             cached_pairs=math.fsum(c.cached_pairs for c in of),
+            passed=LengthHistogram.together(c.passed for c in of),
             outputs=LengthHistogram.together(c.outputs for c in of),
             ended_tokens=math.fsum(c.ended_tokens for c in of),
             output_pairs=math.fsum(c.output_pairs for c in of),
@@ -104,6 +109,7 @@ class TrafficCounts(msgspec.Struct, frozen=True, kw_only=True):
             uncached=self.uncached.scaled(factor),
             answered_tokens=factor * self.answered_tokens,
             cached_pairs=factor * self.cached_pairs,
+            passed=self.passed.scaled(factor),
             outputs=self.outputs.scaled(factor),
             ended_tokens=factor * self.ended_tokens,
             output_pairs=factor * self.output_pairs,
@@ -123,7 +129,8 @@ def request_samples(counts: TrafficCounts) -> tuple[RequestSample, ...]:
     share = min(1.0, uncached.total / counts.answered_tokens) if counts.answered_tokens > 0 else 1.0
     own = uncached.mean if uncached.count else prompts.mean
     scale = arrived * share / own if own > 0 else 0.0
-    outputs = counts.outputs.points() or (INITIAL_OUTPUT_TOKENS,) * len(shape)
+    arriving = arriving_lengths(counts.outputs, counts.passed)
+    outputs = arriving.points() or (INITIAL_OUTPUT_TOKENS,) * len(shape)
     cached = arrived * (1.0 - share)
     ratio = _output_ratio(counts)
     apart = list(_paired(shape, outputs, lambda i: STEP * i % STRATA))
@@ -208,11 +215,8 @@ class RequestCounter:
 
     def _clear(self) -> None:
         self._arrivals = 0
-        self._prompts, self._uncached, self._outputs = (
-            HistogramBuilder(),
-            HistogramBuilder(),
-            HistogramBuilder(),
-        )
+        self._prompts, self._uncached = HistogramBuilder(), HistogramBuilder()
+        self._passed, self._outputs = HistogramBuilder(), HistogramBuilder()
         self._answered = self._pairs = self._ended_tokens = self._output_pairs = 0.0
         self._ttft = self._tpot = (0.0, 0)
 
@@ -226,6 +230,11 @@ class RequestCounter:
         self._answered += prompt
         self._pairs += (prompt - cached) * cached
         self._ttft = self._ttft[0] + ttft_s, self._ttft[1] + 1
+
+    def grew(self, before: int, now: int) -> None:
+        """Count an output that has grown from ``before`` to ``now`` tokens."""
+        for edge in passed_edges(before, now):
+            self._passed.add(edge)
 
     def ended(self, prompt: int, output: int, tpot_s: float | None) -> None:
         """Count a finished request. ``tpot_s``: None for a single token."""
@@ -244,6 +253,7 @@ class RequestCounter:
             uncached=self._uncached.histogram(),
             answered_tokens=self._answered,
             cached_pairs=self._pairs,
+            passed=self._passed.histogram(),
             outputs=self._outputs.histogram(),
             ended_tokens=self._ended_tokens,
             output_pairs=self._output_pairs,

@@ -46,6 +46,7 @@ QUEUED = "baton_router_queue_prompt_tokens"
 LENGTHS = {
     "prompts": "baton_request_prompt_tokens",
     "uncached": "baton_request_uncached_prompt_tokens",
+    "passed": "baton_request_passed_output_tokens",
     "outputs": "baton_request_output_tokens",
 }
 TIMES = {
@@ -176,6 +177,7 @@ def router_increase(window: RateWindow, target: str) -> TrafficCounts:
         cached_pairs=window.count([target], CACHED_PAIRS),
         prompts=lengths(LENGTHS["prompts"]),
         uncached=lengths(LENGTHS["uncached"]),
+        passed=lengths(LENGTHS["passed"]),
         outputs=lengths(LENGTHS["outputs"]),
         ended_tokens=window.count([target], ENDED),
         output_pairs=window.count([target], OUTPUT_PAIRS),

@@ -129,6 +129,7 @@ class SlidingWindow:
             uncached=LengthHistogram.together(c.uncached for c in answered),
             answered_tokens=math.fsum(c.answered_tokens for c in answered),
             cached_pairs=math.fsum(c.cached_pairs for c in answered),
+            passed=LengthHistogram.together(c.passed for c in ended),
             outputs=LengthHistogram.together(c.outputs for c in ended),
             ended_tokens=math.fsum(c.ended_tokens for c in ended),
             output_pairs=math.fsum(c.output_pairs for c in ended),

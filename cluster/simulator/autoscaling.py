@@ -82,6 +82,7 @@ class SimulatedAutoscaler:
     def turn(self) -> None:
         """Observe, decide and act once; schedule the next turn."""
         self._clock.at(self._clock.now + self.settings.interval_s, self.turn)
+        self._count_growth()
         self._window.add(self._counter.take(self.settings.interval_s))
         snapshot = self._snapshot()
         decision = self._policy(snapshot)
@@ -91,6 +92,15 @@ class SimulatedAutoscaler:
             self._record(snapshot, decision)
         if self._acts:
             self._act(decision)
+
+    def _count_growth(self) -> None:
+        """Count what the outputs that have not ended have grown by since the last turn."""
+        for worker in self._fleet.workers:
+            for request, given in worker.batch.given(self._clock.now):
+                tokens = min(request.output, request.emitted + 1 + given)
+                if tokens > request.counted:
+                    self._counter.grew(request.counted, tokens)
+                    request.counted = tokens
 
     def _snapshot(self) -> SizingSnapshot:
         backlog = sum(w.uncomputed_tokens for w in self._fleet.workers)

@@ -8,6 +8,7 @@ short times.
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from prometheus_client import (
@@ -43,13 +44,19 @@ TOKEN_BUCKETS = tuple(float(round(16 * 2 ** (i / 2))) for i in range(27))
 are right to a few percent (``cluster/observation/request_lengths.py``), at 28 lines per page."""
 
 
+def passed_edges(before: int, now: int) -> tuple[float, ...]:
+    """Return the edges that an output passes as it grows from ``before`` to ``now`` tokens. A
+    length at an edge belongs to the bucket below it, and has not passed it."""
+    return TOKEN_BUCKETS[bisect_left(TOKEN_BUCKETS, before) : bisect_left(TOKEN_BUCKETS, now)]
+
+
 _LABELS = ["model", "role"]
 
 
 class DemandMetrics:
     """Load that clients put on the cluster: number of requests and their lengths.
 
-    at arrival: received, prompt --> at the first token: uncached --> at the end: output
+    at arrival: received, prompt --> at the first token: uncached --> passed --> at the end: output
 
     Refused and queued requests count when they arrive, because the pools must not be sized by
     what they could accept. Each choice counts as one request. ``labels``: model and role.
@@ -72,6 +79,11 @@ class DemandMetrics:
         self._uncached = histogram(
             "uncached_prompt",
             "Tokens of the prompt that were in no cache, observed with the first token",
+        )
+        self._passed = histogram(
+            "passed_output",
+            "Edges of the buckets, observed as an output becomes longer: of outputs that began"
+            " lately, the short ones alone have ended",
         )
         self._output = histogram("output", "Tokens generated for a request, observed at its end")
         self._cached_pairs = Counter(
@@ -110,6 +122,11 @@ class DemandMetrics:
         """Count a prompt of which the first token has come, in tokens."""
         self._uncached.observe(prompt - cached)
         self._cached_pairs.inc((prompt - cached) * cached)
+
+    def observe_growth(self, before: int, now: int) -> None:
+        """Count an output that has grown from ``before`` to ``now`` tokens."""
+        for edge in passed_edges(before, now):
+            self._passed.observe(edge)
 
     def observe_output(self, prompt: int, tokens: int) -> None:
         """Count a request that has ended, in tokens."""
@@ -342,6 +359,7 @@ class ChoiceMetrics:
         else:
             for _ in range(count):
                 self._metrics.inter_token_latency.observe((now - self._last) / count)
+        self._metrics.demand.observe_growth(self._tokens, self._tokens + count)
         self._tokens += count
         self._last = now
 

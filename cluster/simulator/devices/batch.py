@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from cluster.simulator.devices.request import SimulatedRequest
@@ -106,6 +107,14 @@ class SimulatedBatch:
         self.kv += context
         self._contexts += context
         self._pace = self._drafts.of(len(self._rows), self.kv)
+
+    def given(self, now: float) -> Iterator[tuple[SimulatedRequest, int]]:
+        """Yield the sequences and the tokens that each will have been given at the first boundary
+        at or after ``now``, at the pace of the batch as it is."""
+        if self._rows:
+            steps = self._steps_within(now - self.at) if now > self.at else 0
+            tokens = self.tokens + self._pace[0] * steps
+            yield from ((r, int(tokens - row.first_token)) for r, row in self._rows.items())
 
     def leave(self, request: SimulatedRequest) -> int:
         """Remove a sequence at the boundary and return the number of tokens it was given."""

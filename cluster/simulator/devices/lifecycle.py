@@ -195,6 +195,7 @@ class RequestLifecycle:
         request.done_s = at
         request.router.estimates.outputs.record("", 0, request.output)
         self._end(request, "ok")
+        self._counter.grew(request.counted, request.output)
         self._counter.ended(request.prompt, request.output, request.tpot_s)
 
     def _end(self, request: SimulatedRequest, status: RequestStatus) -> None:

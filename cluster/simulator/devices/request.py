@@ -39,7 +39,7 @@ class SimulatedRequest:
         *("number", "at", "prompt", "output", "blocks", "status", "emitted", "first_s", "done_s"),
         *("uncached", "deaths", "attempt", "stage", "prefill", "decode", "context", "left"),
         *("pool_tokens", "cached", "kv_cached", "tail", "fetched", "ticket", "predicted_s"),
-        *("sent_s", "computed_s", "reserved_s", "asked", "death_budget", "router"),
+        *("sent_s", "computed_s", "reserved_s", "asked", "death_budget", "router", "counted"),
     )
 
     number: int
@@ -60,6 +60,7 @@ class SimulatedRequest:
         self.first_s: float | None = None
         self.done_s: float | None = None
         self.uncached = 0  # prompt tokens that were computed for the first token
+        self.counted = 0  # output tokens that the counter of the autoscaler knows of
         self.deaths = 0
         self.death_budget: RetryBudget | None = None  # from the first death on
         self.attempt = 0

@@ -46,6 +46,15 @@ async def test_lengths_of_a_request(start: Start) -> None:
     assert lengths(found) == {"prompt": (1, 4), "uncached_prompt": (1, 1), "output": (1, 5)}
 
 
+async def test_an_output_is_counted_at_each_edge_that_it_passes(start: Start) -> None:
+    cluster = await start(outputs())
+    await cluster.post(prompt=[5], max_tokens=33)
+    await cluster.post(prompt=[5], max_tokens=16)
+    found = await samples(cluster)
+    assert found["baton_request_passed_output_tokens_count"] == 3
+    assert found["baton_request_passed_output_tokens_sum"] == 16 + 23 + 32
+
+
 async def test_each_choice_is_a_request(start: Start) -> None:
     cluster = await start(outputs())
     await cluster.post(prompt=[[5, 6], [7, 8, 9]], n=3, max_tokens=2)
