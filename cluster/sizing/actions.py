@@ -82,13 +82,18 @@ class ScalingActions(NamedTuple):
 
 
 def plan_actions(
-    snapshot: SizingSnapshot, mix: RequestMix, memory: SizingMemory, wanted: WorkerCounts
+    snapshot: SizingSnapshot,
+    mix: RequestMix,
+    memory: SizingMemory,
+    wanted: WorkerCounts,
+    lasting: WorkerCounts,
 ) -> ScalingActions:
-    """Return the actions towards ``wanted``, the demand before limits."""
+    """Return the actions towards ``wanted``, the demand before limits; ``lasting`` are those that
+    will be needed."""
     target = fit_to_snapshot(wanted, snapshot)
-    loans = _loans(snapshot, mix, memory, target)
-    lasting = _lasting_demand(snapshot, mix, memory, target)
-    targets, started, denied = _starts(snapshot, mix, lasting, loans)
+    loans = _loans(snapshot, mix, memory, target, fit_to_snapshot(lasting, snapshot))
+    needed = _demand_beyond_chance(snapshot, mix, memory, target)
+    targets, started, denied = _starts(snapshot, mix, needed, loans)
     unmet = denied + sum(max(0, wanted.of(r) - target.of(r)) for r in ROLES)
     if loans or started or not _may_stop(snapshot, memory):
         return ScalingActions(targets, loans, started=started, unmet=unmet)
@@ -101,7 +106,11 @@ def fit_to_snapshot(wanted: WorkerCounts, snapshot: SizingSnapshot) -> WorkerCou
 
 
 def _loans(
-    snapshot: SizingSnapshot, mix: RequestMix, memory: SizingMemory, target: WorkerCounts
+    snapshot: SizingSnapshot,
+    mix: RequestMix,
+    memory: SizingMemory,
+    target: WorkerCounts,
+    lasting: WorkerCounts,
 ) -> tuple[Loan, ...]:
     """Return loans of what one role lacks and the other can spare, as far as they pay: the loan
     costs less than the start that it replaces, and the worker has been spare for as long as the
@@ -122,7 +131,7 @@ def _loans(
             left = have - speed_in_role(snapshot, mix, donor, worker.home)
             cost_s = loan_cost_s(snapshot, worker)
             recent = fit_to_snapshot(largest_demand(memory, at_s, cost_s), snapshot)
-            spare = left >= max(recent.of(donor), target.of(donor))
+            spare = left >= max(recent.of(donor), target.of(donor), lasting.of(donor))
             is_last = serving == 1 and target.of(donor) > 0
             pays = cost_s < tuning.start_s and has_history(memory, at_s, cost_s)
             # decode workers can serve alone, prefill workers cannot
@@ -157,7 +166,7 @@ def loan_cost_s(snapshot: SizingSnapshot, worker: WorkerSnapshot) -> float:
     return 2 * ROLE_CHANGE_S + snapshot.tuning.loan_drain_s + kv / machine.chunk * chunk_s
 
 
-def _lasting_demand(
+def _demand_beyond_chance(
     snapshot: SizingSnapshot, mix: RequestMix, memory: SizingMemory, target: WorkerCounts
 ) -> WorkerCounts:
     """Return ``target`` without workers of which the lack may be chance. While n of c are missing,
@@ -166,7 +175,7 @@ def _lasting_demand(
     registered, starting = registered_workers(snapshot, mix), count_starting(snapshot)
     small_s = SMALL_DELAY * snapshot.goals.ttft_s
 
-    def lasting(role: Role) -> int:
+    def needed(role: Role) -> int:
         have = registered.of(role) + starting.of(role)
         for missing in range(target.of(role) - have, 0, -1):
             within_s = min(snapshot.tuning.start_s, small_s * have / missing)
@@ -175,7 +184,7 @@ def _lasting_demand(
                 return have + missing
         return min(target.of(role), have)
 
-    return WorkerCounts(**{role: lasting(role) for role in ROLES})
+    return WorkerCounts(**{role: needed(role) for role in ROLES})
 
 
 def _starts(

@@ -23,9 +23,12 @@ ScalingReason = Literal[
 
 
 class RoleDemand(msgspec.Struct, frozen=True, kw_only=True):
-    """The workers that one role needs, and why; ``workers`` is the number before limits."""
+    """The workers that one role needs, and why. ``workers``: the number before limits. ``lasting``:
+    the number once the load has lasted; more than ``workers`` while the sequences that will need
+    them come. None of them is spare."""
 
     workers: int
+    lasting: int = 0
     load: float  # prefill: busy workers (erlangs); decode: sequences at a time
     each: float  # prefill: seconds per prompt; decode: sequences in a batch (b*)
     link_floor: int  # workers that the network alone needs

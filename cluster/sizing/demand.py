@@ -15,8 +15,10 @@ network   floors both: KV of all prompts over 80% of the links
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
+from msgspec.structs import replace
 
 from cluster.sizing.burstiness import (
     LONGEST_S,
@@ -123,6 +125,7 @@ def prefill_demand(
     workers = prefill_workers(outlook, service, goals.ttft_s, bursts)
     return RoleDemand(
         workers=max(workers, floor),
+        lasting=max(workers, floor),
         load=outlook.load,
         each=service.mean_s,
         link_floor=floor,
@@ -147,31 +150,54 @@ def decode_demand(
     together = 1.0 + burstiness(mix.arrivals, min(LONGEST_S, lasts_s))
     growth = high_growth(mix.growth_samples)
 
-    def load(workers: int) -> float:
+    def load(workers: int, replaced: float) -> float:
         """Return the sequences that ``workers`` would hold."""
         later, now = in_full_batches, mix.residents * batch / present.size
         if later <= workers * batch:
             later = workers * resident.mean_batch(tokens_s / workers, batch)
         return later if later <= now else now + replaced * (later - now)
 
-    def suffices(workers: int) -> bool:
+    def suffices(replaced: float, workers: int) -> bool:
         # A Poisson number of sequences holds KV with a variance of n*E[kv^2]; in bursts, more come.
         # What one worker has more than the others does not depend on it: variances add up.
-        n = load(workers)
+        n = load(workers, replaced)
         room = CHANCE_DEVIATIONS * math.sqrt(n * (together + resident.spread))
         fits = n + math.hypot(room, workers * limits.excess_beside(workers)) <= workers * batch
         each = present.size - present.excess_beside(workers)
-        return fits and mix.residents * (1.0 + growth) <= workers * each
+        # The present sequences may be many by chance, and what grows is their mean.
+        return fits and max(mix.residents, n * (1.0 + growth)) <= workers * each
 
-    workers = least_number(suffices, 1)
-    floor = _link_floor(mix, resident.machine)
+    workers, lasting = (least_number(partial(suffices, share), 1) for share in (replaced, 1.0))
+    floor, needed = _link_floor(mix, resident.machine), tokens_s + mix.residents > 0
     return RoleDemand(
-        workers=max(workers if tokens_s + mix.residents > 0 else 0, floor),
-        load=load(workers),
+        workers=max(workers if needed else 0, floor),
+        lasting=max(lasting if needed else 0, floor),
+        load=load(workers, replaced),
         each=batch,
         link_floor=floor,
         infeasible=limits.infeasible,
     )
+
+
+def decode_demand_with_prompts(
+    mix: RequestMix,
+    goals: SloTargets,
+    resident: ResidentSequences,
+    start_s: float,
+    prompts: int,
+) -> RoleDemand:
+    """Return the demand for decode workers that also compute prompts which would keep so many
+    workers busy. On each of c workers these take the share prompts/c of the time, and steps are
+    longer by it."""
+
+    def beside_prompts(workers: int) -> RoleDemand:
+        longer = 1.0 / (1.0 - prompts / workers)
+        slower = resident._replace(correction=resident.correction * longer)
+        return decode_demand(mix, goals, slower, start_s)
+
+    workers = least_number(lambda n: beside_prompts(n).workers <= n, prompts + 1)
+    found = beside_prompts(workers)
+    return replace(found, workers=workers, lasting=max(workers, found.lasting))
 
 
 def _present_limits(
@@ -198,18 +224,24 @@ def demand_by_role(
     goals: SloTargets,
     corrections: Corrections,
     start_s: float = math.inf,
+    most_prefill: float = math.inf,
 ) -> dict[Role, RoleDemand]:
     """Return the demand of both roles, in workers of the role's own pool.
 
     ``machines`` holds at least one; a pool whose machine is unknown is taken to be like the other.
-    ``start_s``: seconds of a worker's start; inf: the pools stay as they are.
+    ``start_s``: seconds of a worker's start; inf: the pools stay as they are. ``most_prefill``:
+    what so many prefill workers cannot compute, decode workers have to.
     """
     computing = machine_for_role("prefill", machines)
     decoding = machine_for_role("decode", machines)
     service = prefill_service(mix, computing, corrections.prefill)
     prefill = prefill_demand(mix, computing, goals, service, start_s)
     resident = resident_sequences(mix, decoding, corrections, computing)
-    return {"prefill": prefill, "decode": decode_demand(mix, goals, resident, start_s)}
+    if prefill.workers <= most_prefill:
+        return {"prefill": prefill, "decode": decode_demand(mix, goals, resident, start_s)}
+    beyond = prefill.workers - math.floor(most_prefill)
+    decode = decode_demand_with_prompts(mix, goals, resident, start_s, beyond)
+    return {"prefill": prefill, "decode": decode}
 
 
 def machine_for_role(role: Role, machines: dict[Role, MachineModel]) -> MachineModel:

@@ -46,9 +46,11 @@ def record_demand(
     present: WorkerCounts,
     tuning: ScalingTuning,
     starting: WorkerCounts = NO_WORKERS,
+    lasting: WorkerCounts = NO_WORKERS,
 ) -> SizingMemory:
     """Add the current demand and, once in ``start_s``, the growth of the load. ``present``: the
-    workers of each role, with those that are ``starting``.
+    workers of each role, with those that are ``starting``. ``lasting``: those that will be needed
+    count as used.
 
     While workers start, what was needed in the last ``start_s`` counts as used. Older demand does
     not, because a start that nothing has room for is pending until it is no longer asked for.
@@ -74,7 +76,7 @@ def record_demand(
     def levels(role: Role) -> tuple[WorkerLevel, ...]:
         seen = memory.prefill_levels if role == "prefill" else memory.decode_levels
         asked = min(asked_for.of(role), present.of(role)) if starting.of(role) else 0
-        needed = max(demand.of(role), asked)
+        needed = max(demand.of(role), lasting.of(role), asked)
         return _used_levels(seen, at_s, needed, present.of(role), tuning)
 
     memory = replace(memory, past=(*old[-1:], *(p for p in past if p.at_s >= at_s - keep_s)))

@@ -46,8 +46,10 @@ def decide(snapshot: SizingSnapshot) -> ScalingDecision:
     expected = predict_latency(answered, snapshot.machines, serving, before)
     growth = expected_growth(snapshot.memory.growth)
     mix = replace(mix, growth_samples=growth, resident_kv=_held_kv(snapshot))
-    found = demand_by_role(mix, snapshot.machines, snapshot.goals, before, snapshot.tuning.start_s)
-    lacks_room = found["decode"].workers > serving.decode
+    most, start_s = snapshot.limits.most.prefill, snapshot.tuning.start_s
+    found = demand_by_role(mix, snapshot.machines, snapshot.goals, before, start_s, most)
+    # Beside prompts that prefill workers have no time for, too, TPOT says nothing about decode.
+    lacks_room = found["decode"].workers > serving.decode or found["prefill"].workers > most
     computed_s = compared_prompts(snapshot, answered)
     held_kv = compared_kv(snapshot, mix, expected)
     corrections = updated_corrections(
@@ -56,9 +58,12 @@ def decide(snapshot: SizingSnapshot) -> ScalingDecision:
     wanted = WorkerCounts(prefill=found["prefill"].workers, decode=found["decode"].workers)
     current, target = count_present(snapshot), fit_to_snapshot(wanted, snapshot)
     starting = count_starting(snapshot)
-    memory = record_demand(snapshot.memory, at_s, mix, wanted, current, snapshot.tuning, starting)
+    lasting = WorkerCounts(prefill=found["prefill"].lasting, decode=found["decode"].lasting)
+    memory = record_demand(
+        *(snapshot.memory, at_s, mix, wanted, current, snapshot.tuning, starting, lasting)
+    )
     memory = replace(memory, corrections=corrections, computed_s=computed_s, held_kv=held_kv)
-    actions = plan_actions(snapshot, mix, memory, wanted)
+    actions = plan_actions(snapshot, mix, memory, wanted, lasting)
     reason = _reason(actions, steady=current == target)
     return ScalingDecision(
         wanted=target,
@@ -79,8 +84,9 @@ def decide(snapshot: SizingSnapshot) -> ScalingDecision:
 
 
 def _held_kv(snapshot: SizingSnapshot) -> float:
-    """Return the KV tokens that decode workers hold for sequences."""
-    decoding = (w for w in snapshot.workers if w.role == "decode" and w.state != "changing")
+    """Return the KV tokens that decode workers hold for sequences. A worker that changes its role
+    still has those of its present one."""
+    decoding = (w for w in snapshot.workers if (w.role == "decode") != (w.state == "changing"))
     return float(sum(w.kv_tokens for w in decoding))
 
 

@@ -331,13 +331,20 @@ def test_pages_are_held_since_the_reservation(
     assert found == pytest.approx(seconds)
 
 
-def test_those_who_decode_have_room_and_for_their_growth() -> None:
+def test_those_who_decode_have_room() -> None:
     few = demand(mix(1.0))[1]
-    many = [
-        demand(mix(1.0, residents=10 * few.each, growth_samples=(growth,)))[1].workers
-        for growth in (0.0, 0.1, 0.5)
-    ]
-    assert (few.workers, many) == (1, [10, 11, 15])
+    many = demand(mix(1.0, residents=10 * few.each, growth_samples=(0.5,)))[1].workers
+    assert (few.workers, many) == (1, 10)
+
+
+def test_decode_pools_have_room_for_growth_of_the_load_and_not_of_chance() -> None:
+    load = demand(mix(300.0))[1].load
+    peak = load + 2 * math.sqrt(load)
+    usual, many = (
+        [demand(mix(300.0, residents=n, growth_samples=(g,)))[1].workers for g in (0.0, 0.2, 0.5)]
+        for n in (load, peak)
+    )
+    assert usual == many == [17, 18, 21]
 
 
 def test_long_answers_take_the_place_of_the_present_sequences_in_part() -> None:
@@ -355,6 +362,27 @@ def test_long_answers_take_the_place_of_the_present_sequences_in_part() -> None:
     assert one.workers == none.workers, "whether the first one has begun to decode is chance"
     short = mix(200.0, output=200, residents=400.0)
     assert demand(short, slow, start_s=60.0)[1].workers == demand(short, slow)[1].workers
+
+
+def test_decode_workers_compute_what_prefill_workers_may_not() -> None:
+    load = mix(60.0)
+    prefill, decode = demand(load)
+    machines, none = {"decode": MACHINE}, NO_CORRECTIONS
+    needs = [
+        demand_by_role(load, machines, GOALS, none, most_prefill=most)["decode"].workers
+        for most in (prefill.workers, prefill.workers - 1, 0)
+    ]
+    assert needs[0] == decode.workers
+    assert decode.workers < needs[1] < needs[2] <= 2 * (prefill.workers + decode.workers)
+    assert needs[2] > prefill.workers + decode.workers - 1
+
+
+def test_workers_that_coming_sequences_will_need_are_not_spare() -> None:
+    slow = replace(MACHINE, step=(0.05, 0.0, 0.0, 1e-4, 0.0), kv_tokens=10_000_000, max_batch=100)
+    start, end = (
+        demand(mix(10.0, output=4000, residents=n), slow, start_s=60.0)[1] for n in (0.0, 2000.0)
+    )
+    assert start.workers < start.lasting == end.workers == end.lasting
 
 
 def test_present_sequences_count_with_the_kv_that_they_hold() -> None:

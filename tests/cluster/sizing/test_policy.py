@@ -425,6 +425,28 @@ def test_a_peak_starts_nothing_unless_it_is_high() -> None:
     assert peak(180.0) == peak(130.0) == 20 < peak(400.0)
 
 
+def test_sequences_on_a_worker_that_changes_its_role_keep_their_kv() -> None:
+    there = snapshot(1, 4, mix(0.2, uncached=4000, output=2000, residents=60.0))
+    workers = [replace(w, kv_tokens=80_000 * (w.role == "decode")) for w in there.workers]
+    drains = [
+        replace(w, role="prefill", state="changing") if w.instance in ("d0", "d1") else w
+        for w in workers
+    ]
+    joins = [replace(w, role="decode", state="changing", kv_tokens=500_000) for w in workers[:1]]
+    usual, draining, joining = (
+        decide(replace(there, workers=tuple(w))).decode
+        for w in (workers, drains, [*joins, *workers[1:]])
+    )
+    assert usual is not None and usual.workers > 1
+    assert usual == draining == joining
+
+
+def test_what_prefill_workers_may_not_compute_keeps_decode_workers() -> None:
+    limits = replace(LIMITS, most=WorkerCounts(prefill=0, decode=20))
+    made = decide(snapshot(0, 4, mix(60.0), limits=limits))
+    assert made.decode is not None and made.targets.decode == made.decode.workers > 4
+
+
 def test_a_line_holds_everything() -> None:
     state = snapshot(2, 9, mix(25.0, output=5), memory=LONG_LOW)
     record = DecisionRecord(
