@@ -1,8 +1,8 @@
 """Prefixes on their way: what workers compute and do not report as cached yet.
 
-    add --> computing --on_computed--> cached --LINGER_S--> forgotten
+    add --> computing --on_computed--> cached --LINGER_S--> forgotten, or known by a sibling
                 |
-                +--drop (the request has ended before its first token)--> forgotten
+                +--drop (the request has ended before its first token)--> likewise
     add_of_other --> computing --its time is over--> forgotten
 
 A worker's cache events reach a router up to a second after the prompt has been computed. Until then
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 SAMPLE_BLOCKS = 8
@@ -36,7 +37,10 @@ MAX_SAMPLES = 1 << 18
 class ExpectedPrefix:
     """The prompt of one request at one worker. Created by ``ExpectedPrefixes``."""
 
-    __slots__ = ("computed", "first", "instance", "keys", "level", "of_other", "sampled", "tokens")
+    __slots__ = (
+        *("computed", "first", "instance", "is_new", "keys", "level", "of_other", "sampled"),
+        "tokens",
+    )
 
     def __init__(
         self, instance: str, keys: Sequence[bytes], tokens: int, level: float, first: int
@@ -48,16 +52,20 @@ class ExpectedPrefix:
         self.level = level  # priority in the ledger
         self.computed = False
         self.of_other = False  # a router's hint
-        self.sampled: list[bytes] = []  # keys that lead to it
+        self.is_new = False  # some of it was on its way by no other prompt when it was added
+        self.sampled: list[bytes] = []  # keys that lead to it, or will when siblings have ended
 
 
 class ExpectedPrefixes:
-    """The prefixes of one router. Where two requests bring the same prefix to one worker, the first
-    one stands for both, because it is the one that is computed."""
+    """The prefixes of one router. Where several requests bring the same prefix to one worker, its
+    keys lead to the first one, because it is the one that is computed; to the next one when the
+    first is forgotten; and to one that is computed before the first."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._by_key: dict[bytes, dict[str, ExpectedPrefix]] = {}
+        # By key and worker: further prompts of this router with the same prefix, oldest first.
+        self._siblings: dict[tuple[bytes, str], OrderedDict[ExpectedPrefix, None]] = {}
         self._expiring: list[tuple[float, int, ExpectedPrefix]] = []  # a heap
         self._numbers = itertools.count()
         self._samples = 0
@@ -93,12 +101,17 @@ class ExpectedPrefixes:
                 break
             holders = self._by_key.setdefault(key, {})
             known = holders.get(instance)
-            if known is None or (known.of_other and not prefix.of_other):
+            if known is not None and prefix.of_other:
+                continue
+            if known is not None and not known.of_other:
+                self._siblings.setdefault((key, instance), OrderedDict())[prefix] = None
+            else:
                 if known is not None:  # what this router knows takes the place of a hint
                     known.sampled.remove(key)
                     self._samples -= 1
                 holders[instance] = prefix
-                prefix.sampled.append(key)
+                prefix.is_new = True
+            prefix.sampled.append(key)
         self._samples += len(prefix.sampled)
         return prefix
 
@@ -106,7 +119,20 @@ class ExpectedPrefixes:
         """The first token has come: the prefix is in the cache, and events will say so."""
         if prefix.sampled and not prefix.computed:
             prefix.computed = True
+            self._put_before_uncomputed(prefix)
             self._forget_after(prefix, LINGER_S)
+
+    def _put_before_uncomputed(self, prefix: ExpectedPrefix) -> None:
+        """Let the prefix's keys lead to it where they lead to a sibling that is not computed."""
+        instance = prefix.instance
+        for key in prefix.sampled:
+            known = self._by_key[key][instance]
+            if not known.computed and known is not prefix:
+                siblings = self._siblings[key, instance]
+                del siblings[prefix]
+                siblings[known] = None
+                siblings.move_to_end(known, last=False)
+                self._by_key[key][instance] = prefix
 
     def drop(self, prefix: ExpectedPrefix) -> None:
         """Forget a prefix that has not been computed; one that has been is kept until it
@@ -142,11 +168,20 @@ class ExpectedPrefixes:
 
     def _forget(self, prefix: ExpectedPrefix) -> None:
         self._samples -= len(prefix.sampled)
+        instance = prefix.instance
         for key in prefix.sampled:
-            holders = self._by_key[key]
-            del holders[prefix.instance]
-            if not holders:
-                del self._by_key[key]
+            holders, siblings = self._by_key[key], self._siblings.get((key, instance))
+            if siblings is None:
+                del holders[instance]
+                if not holders:
+                    del self._by_key[key]
+                continue
+            if holders[instance] is prefix:
+                holders[instance], _ = siblings.popitem(last=False)
+            else:
+                del siblings[prefix]
+            if not siblings:
+                del self._siblings[key, instance]
         prefix.sampled = []
 
 

@@ -116,7 +116,7 @@ class PrefixExchange:
         cached = len(prefix.keys) - 1 - prefix.tokens // BLOCK_TOKENS
         first = max(0, cached) // SAMPLE_BLOCKS * SAMPLE_BLOCKS
         # Nothing leads to a prompt whose prefix is on its way already.
-        keys = b"".join(prefix.keys[first : first + MOST_KEYS]) if prefix.sampled else b""
+        keys = b"".join(prefix.keys[first : first + MOST_KEYS]) if prefix.is_new else b""
         left_s = min(FACTOR * seconds + LINGER_S, MOST_S)
         sent = SentPrompt(
             *(self._router, prefix.instance, first, prefix.tokens, prefix.level, left_s, keys),

@@ -201,3 +201,65 @@ def test_remembered_prefixes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     for token in range(100):
         expected.add("p", keys_of((token, 2 * SAMPLE_BLOCKS * BLOCK_TOKENS)), 1, 0.0)
     assert len(expected) <= 10 + 2
+
+
+def test_a_sibling_knows_the_prefix_after_the_first_request_has_left() -> None:
+    ledger = WorkLedger(lambda: 0.0)
+    keys = keys_of((5, 1000))
+    terms: dict[str, Any] = {"seconds": 1.0, "kv_tokens": 1000, "priority": 0, "keys": keys}
+    first, second = (ledger.open("p", "d", tokens=n, **terms) for n in (1000, 8))
+    assert ledger.expected.match(keys)["p"][1] is first.prefix, "it is the one that is computed"
+    first.release()
+    blocks, prefix = ledger.expected.match(keys)["p"]
+    assert (blocks, prefix) == (len(keys), second.prefix) and not prefix.computed
+    second.on_tokens()
+    assert ledger.expected.match(keys)["p"][1].computed
+    assert len(ledger.expected)
+
+
+def test_a_sibling_that_is_computed_first_makes_what_it_shares_cached() -> None:
+    now = 0.0
+    expected = ExpectedPrefixes(lambda: now)
+    shared = 4 * SAMPLE_BLOCKS * BLOCK_TOKENS
+    long, short = keys_of((5, 2 * shared)), keys_of((5, shared))
+    first, second = (expected.add("p", keys, 1000, 0.0) for keys in (long, short))
+    expected.on_computed(second)
+    assert expected.match(short)["p"] == (len(short), second)
+    assert expected.match(long)["p"] == (len(long), first), "what follows is still computed"
+    now = LINGER_S
+    assert expected.match(short)["p"] == (len(short), first)
+    expected.drop(first)
+    assert not len(expected) and not expected._by_key and not expected._siblings
+
+
+def test_siblings_leave_nothing_in_whatever_order_they_end() -> None:
+    now, rng = 0.0, random.Random(3)
+    expected = ExpectedPrefixes(lambda: now)
+    for _ in range(20):
+        prefixes = []
+        for sibling in range(8):
+            parts = (5, rng.randrange(2000)), (6 + sibling, rng.randrange(600))
+            prefixes.append(expected.add(rng.choice("ab"), keys_of(*parts), 1, 0.0))
+        rng.shuffle(prefixes)
+        for prefix in prefixes:
+            if rng.random() < 0.5:
+                expected.on_computed(prefix)
+            else:
+                expected.drop(prefix)
+            for keys in (p.keys for p in prefixes):
+                for instance, (_, found) in expected.match(keys).items():
+                    assert found.instance == instance and found.sampled
+        now += LINGER_S
+        assert not expected.match(keys_of((5, 2000))) and not len(expected)
+        assert not expected._by_key and not expected._siblings
+
+
+def test_siblings_count_in_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.placement.expected_prefixes.MAX_SAMPLES", 10)
+    expected = ExpectedPrefixes(lambda: 0.0)
+    keys = keys_of((5, 2 * SAMPLE_BLOCKS * BLOCK_TOKENS))
+    prefixes = [expected.add("p", keys, 1, 0.0) for _ in range(100)]
+    assert len(expected) == 10 == sum(len(prefix.sampled) for prefix in prefixes)
+    for prefix in prefixes:
+        expected.drop(prefix)
+    assert not len(expected)
