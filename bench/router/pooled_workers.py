@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from cluster.simulator.devices.clock import SimulatedClock
-from engine.process.untaken_prompts import LATEST_PROMPTS
+from engine.process.untaken_prompts import LatestPrompts
 from protocol.block_keys import BLOCK_TOKENS
 from protocol.performance.step_model import StepModel
 from protocol.registry.directory import ModelInfo, WorkerRecord
@@ -77,7 +77,7 @@ class PooledWorker:
         self._links, self._clock = links, links.clock
         self._blocks: OrderedDict[bytes, None] = OrderedDict()
         self._prompts: deque[_Prompt] = deque()
-        self._latest: deque[int] = deque(maxlen=LATEST_PROMPTS)
+        self._latest = LatestPrompts(lambda: links.clock.now)
         self._is_computing = False
         self._requests = self._promised = 0  # submitted and not ended; tokens that they need
         self._waiting: deque[tuple[PoolTurn, Callable[[], None]]] = deque()  # for a row
@@ -104,7 +104,7 @@ class PooledWorker:
     def compute(self, turn: PoolTurn, chosen: Placement, then: Callable[[], None]) -> None:
         """Compute the prompt after those that are here, and call ``then``."""
         self._prompts.append(_Prompt(turn, chosen, then))
-        self._latest.append(turn.digest)
+        self._latest.add(turn.digest)
         self._links.on_load(self)
         self._next_prompt()
 
@@ -188,7 +188,7 @@ class PooledWorker:
             queued_prompts=len(self._prompts),
             kv_tokens_free=max(0, KV_TOKENS - self._promised),
             kv_tokens_total=KV_TOKENS,
-            latest_prompts=self._latest,
+            latest_prompts=self._latest.digests(),
             names_prompts=True,
         )
 

@@ -222,7 +222,7 @@ class EngineSession:
     def latest_prompts(self) -> Collection[int]:
         """Digests of the prompts that were sent last: they are in the two figures above, unless
         they are computed already."""
-        return self._untaken.latest
+        return self._untaken.latest.digests()
 
     def _flush(self) -> None:
         batch, self._outbox = self._outbox, []

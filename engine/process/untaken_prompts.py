@@ -2,11 +2,38 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
+from collections.abc import Callable
 
 LATEST_PROMPTS = 32
-"""More than a worker is sent between two reports of its load, which are a few hundredths of a
-second apart if many prompts come."""
+"""So many are named whatever their age: loads of an idle worker are rare, and may be late."""
+
+NAMED_S = 1.0
+"""Younger prompts are named, too, because many may come between two loads. Twice as long as routers
+count a prompt beside a load that does not name it (``UNREPORTED_S`` in router/placement): a load of
+a busy front may be late."""
+
+MOST_NAMED = 1024
+"""As many as routers take of a load (``MOST_NAMED`` in router/placement/ledger.py): 4 KB of it."""
+
+
+class LatestPrompts:
+    """Digests of the prompts that were sent to one engine last (``request_digest``)."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._sent: deque[tuple[float, int]] = deque(maxlen=MOST_NAMED)  # when, and digest
+
+    def add(self, digest: int) -> None:
+        self._sent.append((self._clock(), digest))
+
+    def digests(self) -> tuple[int, ...]:
+        """Return the prompts that a load names now, oldest first."""
+        since = self._clock() - NAMED_S
+        while len(self._sent) > LATEST_PROMPTS and self._sent[0][0] < since:
+            self._sent.popleft()
+        return tuple(digest for _, digest in self._sent)
 
 
 class UntakenPrompts:
@@ -17,11 +44,11 @@ class UntakenPrompts:
     order.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.tokens = 0  # of the prompts, that are expected to be computed
         self._waiting: deque[int] = deque()  # tokens of each
         self._taken = 0  # by the engine, so far
-        self.latest: deque[int] = deque(maxlen=LATEST_PROMPTS)  # digests, also of taken ones
+        self.latest = LatestPrompts(clock)  # also those that are taken
 
     @property
     def prompts(self) -> int:
@@ -30,7 +57,7 @@ class UntakenPrompts:
     def add(self, tokens: int, digest: int) -> None:
         """Count a prompt that has been sent. ``digest``: of its request's id
         (``request_digest``)."""
-        self.latest.append(digest)
+        self.latest.add(digest)
         self._waiting.append(tokens)
         self.tokens += tokens
 

@@ -29,7 +29,7 @@ from protocol.performance.speculation_profile import SpeculationProfile
 from protocol.registry.directory import WorkerRecord
 from protocol.wire import wire_pb2 as pb
 from router.placement.expected_prefixes import ExpectedPrefix, ExpectedPrefixes
-from router.placement.unreported_prompts import UnreportedPrompts
+from router.placement.unreported_prompts import MOST_REMEMBERED, UnreportedPrompts
 
 K = TypeVar("K", str, tuple[str, str])
 
@@ -45,7 +45,7 @@ REPORT_WINDOW = 3
 be older than what has since been answered, and own work must not look like that of other
 routers."""
 
-MOST_NAMED = 64
+MOST_NAMED = MOST_REMEMBERED
 """Prompts that a load may name; it is untrusted."""
 
 COUNT_S = 0.5

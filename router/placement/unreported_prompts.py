@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Set
 
 UNREPORTED_S = 0.5
 """A prompt that no report has named after this time is in the reports, or will never come: workers
@@ -21,7 +21,7 @@ class UnreportedPrompts:
         self._clock = clock
         # By digest, the oldest first: until when, and tokens to be computed.
         self._prompts: OrderedDict[int, tuple[float, int]] = OrderedDict()
-        self._reported: Collection[int] = ()  # named by the last report
+        self._reported: Set[int] = frozenset()  # named by the last report
         self._tokens = 0
 
     def add(self, digest: int, tokens: int) -> None:
@@ -44,8 +44,8 @@ class UnreportedPrompts:
         if latest is None:
             self.clear()
             return
-        self._reported = latest
-        for digest in latest:
+        self._reported = frozenset(latest)
+        for digest in self._prompts.keys() & self._reported:
             self.drop(digest)
 
     def totals(self) -> tuple[int, int]:
@@ -59,4 +59,4 @@ class UnreportedPrompts:
 
     def clear(self) -> None:
         self._prompts.clear()
-        self._tokens, self._reported = 0, ()
+        self._tokens, self._reported = 0, frozenset()

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from engine.process.untaken_prompts import UntakenPrompts
 from protocol.wire import wire_pb2 as pb
 from router.placement.ledger import (
     MOST_NAMED,
@@ -283,6 +284,26 @@ def test_a_worker_that_names_no_prompts_has_all_of_them() -> None:
     assert ledger.queue("p").others == 500, "it names them, and has had none"
     ledger.report("p", 500, 1)
     assert (ledger.queue("p").others, ledger.queue("p").other_prompts) == (500, 1)
+
+
+@pytest.mark.parametrize("prompts", [8, 64, 300])
+def test_a_burst_of_own_prompts_is_no_work_of_other_routers(prompts: int) -> None:
+    """All of them come to the worker before its next load."""
+    clock = Clock()
+    ledger, untaken = WorkLedger(clock), UntakenPrompts(clock)
+    ledger.report("p", 0, latest=())
+    for digest in range(1, 1 + prompts):
+        terms = {"tokens": 600, "seconds": 0.1, "kv_tokens": 0, "priority": 0.0, "digest": digest}
+        ledger.open("p", "d", **terms)  # type: ignore[arg-type]
+        untaken.add(600, digest)
+    load = pb.Load(
+        queued_tokens=untaken.tokens,
+        queued_prompts=untaken.prompts,
+        latest_prompts=untaken.latest.digests(),
+        names_prompts=True,
+    )
+    ledger.report("p", *QueuedPrompts.of(load))
+    assert (ledger.queue("p").others, ledger.queue("p").other_prompts) == (0, 0)
 
 
 def test_own_work_that_a_report_does_not_contain_hides_nothing_of_others() -> None:
