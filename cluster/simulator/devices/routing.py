@@ -130,7 +130,8 @@ class SimulatedRouter:
 
     def take_report(self, worker: SimulatedWorker) -> None:
         """Take the load that a worker reports, a part of which other routers have sent."""
-        self.ledger.report(worker.name, worker.uncomputed_tokens, worker.uncomputed_prompts)
+        tokens, prompts = worker.uncomputed_tokens, worker.uncomputed_prompts
+        self.ledger.report(worker.name, tokens, prompts, worker.computed_tokens)
         total, own = worker.machine.kv_tokens, self.in_decode[worker.name]
         free = max(0, total - worker.claimed_tokens)
         self._reports[worker.name] = DecodeLoad(

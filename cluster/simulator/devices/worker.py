@@ -87,9 +87,18 @@ class SimulatedWorker:
     @property
     def uncomputed_tokens(self) -> int:
         """Tokens of these prompts, as an engine counts them: cached ones from their start on."""
-        started = self._prefill.computed_tokens() | self._steps.prompts.requests
         queued = sum(request.context for request in self.queue)
-        return queued + sum(request.context - done for request, done in started.items())
+        started = self._started_prompts().items()
+        return queued + sum(request.context - done for request, done in started)
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens of these prompts that are computed already."""
+        return sum(done - request.cached for request, done in self._started_prompts().items())
+
+    def _started_prompts(self) -> dict[SimulatedRequest, int]:
+        """Return the tokens computed of each prompt that has begun, cached ones included."""
+        return self._prefill.computed_tokens() | self._steps.prompts.requests
 
     @property
     def decoding(self) -> int:

@@ -334,3 +334,24 @@ def test_short_prompts_do_not_wait_for_the_pages_of_long_ones_that_are_computed(
     result = simulate(of).result
     assert result.ok == result.requests > 300
     assert result.tpot.p99 < 0.02  # reserved at the start of each prefill, 0.4 s
+
+
+def test_a_half_computed_prompt_hides_no_work_of_other_routers() -> None:
+    """Two routers send one prompt each to the only prefill worker, 1 s for each 1000 tokens."""
+    of = scenario(
+        mix(1), seconds=60, machine={"chunk": 1000}, pools={"prefill": 1, "decode": 1},
+        routing={"routers": 2, "load_age_ms": 100, "admission_ttft_ms": 1e9},
+    )  # fmt: skip
+    world = Simulation(of, scenario_machines(of), decide, False)
+    worker = next(w for w in world.fleet.workers if w.role == "prefill")
+    queues = [router.ledger.queue(worker.name) for router in world.routers]
+    requests = [SimulatedRequest(0, 0.0, 10_000, 10), SimulatedRequest(1, 0.0, 4000, 10)]
+    for request, router in zip(requests, world.routers, strict=True):
+        chosen = router.route(request)
+        assert chosen is not None
+        request.router = router
+        world.lifecycle._enter(request, chosen.placement._replace(prefill=worker.name))
+    world.clock.run_before(5.2)
+    assert (worker.uncomputed_tokens, worker.computed_tokens) == (9000, 5000)
+    assert [queue.tokens for queue in queues] == [10_000, 4000]
+    assert [queue.others for queue in queues] == [4000 * 9 // 14, 10_000 * 9 // 14]
