@@ -38,8 +38,8 @@ class SimulatedRequest:
     __slots__ = (
         *("number", "at", "prompt", "output", "blocks", "status", "emitted", "first_s", "done_s"),
         *("uncached", "deaths", "attempt", "stage", "prefill", "decode", "context", "left"),
-        *("pool_tokens", "cached", "kv_cached", "tail", "fetched", "ticket", "predicted_s"),
-        *("sent_s", "computed_s", "reserved_s", "asked", "death_budget", "router", "counted"),
+        *("pool_tokens", "expected", "cached", "kv_cached", "tail", "fetched", "ticket", "router"),
+        *("predicted_s", "sent_s", "computed_s", "reserved_s", "asked", "death_budget", "counted"),
     )
 
     number: int
@@ -80,6 +80,7 @@ class SimulatedRequest:
         self.context = self.prompt + self.emitted
         self.left = self.output - self.emitted
         self.pool_tokens = 0  # tokens that it takes of the decode worker's pool
+        self.expected = 0  # tokens of the context that its router expects to be computed
         self.cached = 0  # tokens of the context that are cached where the prompt is computed
         self.kv_cached = 0  # tokens of the context that are cached at the decode worker
         self.tail = 0  # tokens of the last chunk
@@ -96,6 +97,7 @@ class SimulatedRequest:
         self.emitted += emitted
         self.context += emitted
         self.left -= emitted
+        self.expected = self.context
         self.pool_tokens = self.context + 1
         self.stage = "placed"
         self.prefill = self.computed_s = None

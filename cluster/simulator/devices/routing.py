@@ -130,8 +130,7 @@ class SimulatedRouter:
 
     def take_report(self, worker: SimulatedWorker) -> None:
         """Take the load that a worker reports, a part of which other routers have sent."""
-        tokens, prompts = worker.uncomputed_tokens, worker.uncomputed_prompts
-        self.ledger.report(worker.name, tokens, prompts, worker.computed_tokens)
+        self.ledger.report(worker.name, *worker.reported_prompts)
         total, own = worker.machine.kv_tokens, self.in_decode[worker.name]
         free = max(0, total - worker.claimed_tokens)
         self._reports[worker.name] = DecodeLoad(
@@ -275,7 +274,7 @@ class SimulatedRouter:
         request.decode.promise(request)
         self.in_decode[request.decode.name] += 1
         request.predicted_s = chosen.ttft_s / chosen.p.correction
-        tokens = request.context - chosen.p.cached
+        tokens = request.expected = request.context - chosen.p.cached
         request.ticket = self.ledger.open(
             None if request.prefill is None else request.prefill.name,
             request.decode.name,

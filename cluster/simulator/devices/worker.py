@@ -30,6 +30,7 @@ from protocol.block_keys import BLOCK_TOKENS
 from protocol.performance.step_model import StepModel
 from protocol.roles import Role
 from router.placement.cost import usable_tokens
+from router.placement.ledger import QueuedPrompts
 from router.placement.prefix_index import PrefixIndex
 from router.placement.snapshot import Objectives
 
@@ -86,15 +87,22 @@ class SimulatedWorker:
 
     @property
     def uncomputed_tokens(self) -> int:
-        """Tokens of these prompts, as an engine counts them: cached ones from their start on."""
+        """Tokens of these prompts; of those that have begun, without cached ones."""
         queued = sum(request.context for request in self.queue)
         started = self._started_prompts().items()
         return queued + sum(request.context - done for request, done in started)
 
     @property
-    def computed_tokens(self) -> int:
-        """Tokens of these prompts that are computed already."""
-        return sum(done - request.cached for request, done in self._started_prompts().items())
+    def reported_prompts(self) -> QueuedPrompts:
+        """What routers hear of these prompts. Those that wait count with what their routers expect
+        to be computed, as a router subtracts as much for its own ones."""
+        started = self._started_prompts()
+        queued = sum(request.expected for request in self.queue)
+        return QueuedPrompts(
+            queued + sum(request.context - done for request, done in started.items()),
+            self.uncomputed_prompts,
+            sum(done - request.cached for request, done in started.items()),
+        )
 
     def _started_prompts(self) -> dict[SimulatedRequest, int]:
         """Return the tokens computed of each prompt that has begun, cached ones included."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from bench.lib.routing_policies import POLICIES, least_loaded
+from cluster.simulator.devices.cache import CACHE_BLOCK_TOKENS
 from cluster.simulator.devices.request import SimulatedRequest
 from cluster.simulator.result import pool_rows
 from cluster.simulator.scenario import Scenario
@@ -352,6 +353,27 @@ def test_a_half_computed_prompt_hides_no_work_of_other_routers() -> None:
         request.router = router
         world.lifecycle._enter(request, chosen.placement._replace(prefill=worker.name))
     world.clock.run_before(5.2)
-    assert (worker.uncomputed_tokens, worker.computed_tokens) == (9000, 5000)
+    assert worker.reported_prompts == (9000, 2, 5000, None)
     assert [queue.tokens for queue in queues] == [10_000, 4000]
     assert [queue.others for queue in queues] == [4000 * 9 // 14, 10_000 * 9 // 14]
+
+
+def test_a_prompt_that_waits_is_no_work_of_other_routers_where_it_is_cached() -> None:
+    """The second of two siblings waits for the first one's prefix."""
+    of = scenario(
+        mix(1), seconds=60, machine={"chunk": 1000}, pools={"prefill": 0, "decode": 1},
+        routing={"load_age_ms": 100, "admission_ttft_ms": 1e9},
+    )  # fmt: skip
+    world = Simulation(of, scenario_machines(of), decide, False)
+    [router] = world.routers
+    blocks = tuple(number.to_bytes(16) for number in range(10_000 // CACHE_BLOCK_TOKENS))
+    for request in (SimulatedRequest(n, 0.0, 10_000, 10, blocks) for n in range(2)):
+        chosen = router.route(request)
+        assert chosen is not None
+        request.router = router
+        world.lifecycle._enter(request, chosen.placement)
+    world.clock.run_before(5.2)
+    assert chosen is not None
+    queue = router.ledger.queue(chosen.placement.p.instance)
+    assert queue.requests == 2 and queue.tokens < 11_000
+    assert (queue.others, queue.other_prompts) == (0, 0)
