@@ -45,8 +45,9 @@ def simulated_settings(scenario: Scenario) -> AutoscalerSettings:
 class SimulatedAutoscaler:
     """Runs one turn each ``interval_s``; ``Simulation`` creates it.
 
-    ``blind``: metrics are missing. ``records``: all decisions, if ``keep``. ``reasons``: decisions
-    by their reason.
+    ``blind``: metrics are missing; what is counted meanwhile comes as one interval afterwards, as
+    from routers' pages (``cluster/observation/router_pages.py``). ``records``: all decisions, if
+    ``keep``. ``reasons``: decisions by their reason.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class SimulatedAutoscaler:
         self._clock = clock
         self._fleet = fleet
         self._counter = counter
+        self._uncounted_s = 0.0  # since the window last got the counts
         self._policy = policy
         self._window = SlidingWindow(settings.window_s, BURST_INTERVALS * settings.interval_s)
         self._memory = SizingMemory()
@@ -82,8 +84,11 @@ class SimulatedAutoscaler:
     def turn(self) -> None:
         """Observe, decide and act once; schedule the next turn."""
         self._clock.at(self._clock.now + self.settings.interval_s, self.turn)
-        self._count_growth()
-        self._window.add(self._counter.take(self.settings.interval_s))
+        self._uncounted_s += self.settings.interval_s
+        if not self.blind:
+            self._count_growth()
+            self._window.add(self._counter.take(self._uncounted_s))
+            self._uncounted_s = 0.0
         snapshot = self._snapshot()
         decision = self._policy(snapshot)
         self._memory = decision.memory

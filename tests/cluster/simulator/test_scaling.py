@@ -88,6 +88,26 @@ def test_without_metrics_everything_stays(shifted: SimulationRun) -> None:
     assert blind and {r.decision.reason for r in blind} == {"no_metrics"}
 
 
+def test_a_long_time_without_metrics_is_a_gap_of_the_window() -> None:
+    """What was counted meanwhile is one interval, and the mix is that of what follows."""
+    of = scenario(
+        mix(6, 200, 50), seconds=400, pools={"prefill": 4, "decode": 4},
+        autoscaler={**SCALING, "window_s": 60},
+        events=[{"kind": "blind", "at_s": 101, "for_s": 150}],
+    )  # fmt: skip
+    records = simulate(of, keep_records=True).records
+    before, after = (
+        {r.time_s: r.snapshot.mix for r in records if (r.time_s < 101) == early}
+        for early in (True, False)
+    )
+    assert before[100.0] is not None and before[100.0].window_s > 60
+    assert after[255.0] is None, "the first interval after the event is the gap"
+    first = min(time_s for time_s, found in after.items() if found is not None)
+    found = after[first]
+    assert found is not None and found.window_s == first - 255.0 >= 15.0
+    assert found.rate == pytest.approx(6, rel=0.3)
+
+
 @pytest.fixture
 def log(shifted: SimulationRun, tmp_path: Path) -> Path:
     path = tmp_path / "decisions.jsonl"
