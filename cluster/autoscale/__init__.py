@@ -3,7 +3,7 @@
     loop.py            read -> snapshot -> decide -> act  process.py       all parts together
     replica_counts.py  numbers of workers, through Serve  loans.py         roles of workers
     decision_log.py    decisions as JSON lines            acting_lease.py  elects the one that acts
-    metrics.py         its metrics page
+    start_times.py     how long starts take               metrics.py       its metrics page
 
 `cluster.sizing` decides; `cluster.observation` reads.
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
+from cluster.autoscale.start_times import StartTimeEstimate
 from cluster.config.schema import AutoscalerSection
 from cluster.observation.reading import ClusterReading
 from cluster.observation.request_mix import RequestCounter
@@ -65,7 +66,7 @@ class SimulatedAutoscaler:
         self.blind = False
         self.records: list[DecisionRecord] = []
         self.reasons: Counter[str] = Counter()
-        self._tuning = settings.tuning(settings.start_s)
+        self._starts = StartTimeEstimate(settings.start_s)
         self._machines = machines
         self._gpus = scenario.machines.gpus
         self._acts = settings.mode == "act"
@@ -119,11 +120,12 @@ class SimulatedAutoscaler:
             workers=tuple(self._worker(w) for w in self._fleet.workers),
             machines=self._machines,
         )
+        self._starts.observe(reading.workers, reading.at_s)
         return reading.snapshot(
             goals=self.settings.goals,
             targets=self._targets,
             limits=self.settings.limits,
-            tuning=self._tuning,
+            tuning=self.settings.tuning(self._starts.seconds),
             memory=self._memory,
         )
 
@@ -173,5 +175,6 @@ class SimulatedAutoscaler:
             if worker is not None:
                 self._fleet.lend(worker, loan.role, self.settings.loan_drain_s)
         if decision.targets != self._targets:
+            self._starts.record_request(self._targets, decision.targets, self._clock.now)
             self._targets = decision.targets
             self._fleet.scale(decision.targets)

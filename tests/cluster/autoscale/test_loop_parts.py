@@ -15,10 +15,11 @@ from msgspec.structs import replace
 from bench.lib.settings import autoscaler_settings
 from cluster.autoscale.acting_lease import ActingLease
 from cluster.autoscale.decision_log import describe_turn
-from cluster.autoscale.loop import AutoscalerTurn, StartTimeEstimate
+from cluster.autoscale.loop import AutoscalerTurn
 from cluster.autoscale.metrics import AutoscalerFigures
 from cluster.autoscale.process import AutoscalerService
 from cluster.autoscale.replica_counts import BlockingCall, FixedReplicas, ReplicaController
+from cluster.autoscale.start_times import StartTimeEstimate
 from cluster.local.redis_server import EmbeddedRedis
 from cluster.observation.reading import ClusterReading
 from cluster.sizing.decision import DecisionRecord, Loan

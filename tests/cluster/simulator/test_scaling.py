@@ -108,6 +108,20 @@ def test_a_long_time_without_metrics_is_a_gap_of_the_window() -> None:
     assert found.rate == pytest.approx(6, rel=0.3)
 
 
+def test_starts_that_take_longer_are_noticed_as_by_the_product() -> None:
+    of = scenario(
+        mix(2, 1000, 20), mix(10, 1000, 20, from_s=50), seconds=400,
+        pools={"prefill": 4, "decode": 2}, machine={"step": STEP},
+        autoscaler={**SCALING, "start_s": 60},
+        events=[{"kind": "slow_start", "at_s": 0, "for_s": 400, "start_s": 122}],
+    )  # fmt: skip
+    records = simulate(of, keep_records=True).records
+    asked_s = next(r.time_s for r in records if r.decision.targets != r.snapshot.targets)
+    assert {r.snapshot.tuning.start_s for r in records if r.time_s < asked_s + 122} == {60}
+    after = next(r for r in records if r.time_s > asked_s + 122)
+    assert after.snapshot.tuning.start_s == after.time_s - asked_s == 125
+
+
 @pytest.fixture
 def log(shifted: SimulationRun, tmp_path: Path) -> Path:
     path = tmp_path / "decisions.jsonl"
