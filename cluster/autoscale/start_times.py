@@ -9,6 +9,7 @@ from protocol.roles import ROLES, Role
 
 _WEIGHT = 0.3  # of the newest in the average
 _LONGEST_S = 3600.0  # a start that was asked for so long ago has failed
+_FORGET_S = 600.0  # a worker that returns after this counts as new, as for the directory's reader
 
 
 class StartTimeEstimate:
@@ -22,7 +23,8 @@ class StartTimeEstimate:
     def __init__(self, assumed_s: float) -> None:
         self.seconds = assumed_s
         self._seen = False
-        self._known: set[str] | None = None  # instances; None before the first observation
+        # When each instance was last there; None before the first observation.
+        self._known: dict[str, float] | None = None
         # of each awaited worker: when it was asked for, and the size that the pool has with it
         self._asked: dict[Role, list[tuple[float, int]]] = {role: [] for role in ROLES}
 
@@ -40,8 +42,9 @@ class StartTimeEstimate:
         there = list(workers)
         homes = {worker.instance: worker.home for worker in there}
         sizes = WorkerCounts.count(worker.home for worker in staying(there))
-        new = homes.keys() - self._known if self._known is not None else set()
-        self._known = set(homes) if self._known is None else self._known | set(homes)
+        new = homes.keys() - self._known.keys() if self._known is not None else set()
+        known = (self._known or {}) | dict.fromkeys(homes, at_s)
+        self._known = {i: last_s for i, last_s in known.items() if at_s - last_s < _FORGET_S}
         for role, pending in self._asked.items():
             while pending and at_s - pending[0][0] > _LONGEST_S:
                 del pending[0]

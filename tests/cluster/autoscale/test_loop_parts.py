@@ -139,6 +139,24 @@ def test_who_is_no_longer_asked_for_is_not_awaited() -> None:
     assert starts.seconds == 60.0
 
 
+def test_workers_that_are_gone_for_long_are_forgotten() -> None:
+    starts = StartTimeEstimate(60.0)
+    first, *others = workers(0, 1000)
+    for second, other in enumerate(others):
+        starts.observe((first, other), 5.0 * second)
+    assert starts._known is not None and len(starts._known) < 200
+
+
+def test_a_worker_that_the_directory_lost_for_a_while_is_not_new() -> None:
+    starts = StartTimeEstimate(60.0)
+    starts.observe(workers(0, 2), 0.0)
+    starts.record_request(counts(0, 2), counts(0, 3), 10.0)
+    starts.observe(workers(0, 1), 20.0)
+    starts.observe(workers(0, 2), 320.0)
+    starts.observe(workers(0, 3), 330.0)
+    assert starts.seconds == 320.0, "the third one"
+
+
 async def test_a_call_that_blocks_is_left_behind() -> None:
     aside = BlockingCall("somebody")
     assert await aside(lambda: 3, 1.0) == 3
