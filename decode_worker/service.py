@@ -219,7 +219,6 @@ class DecodeService(rpc.DecodeServicer):
             kv_tokens_free=max(0, kv_tokens - self._promised_tokens),
             kv_tokens_unused=max(0, kv_tokens - awaited),
             kv_tokens_total=session.ready.kv_tokens,
-            step_model=beat.step_model,
             queued_prompts=session.queued_prompts,
             computed_tokens=beat.computed_tokens,
             speculation=pb.Speculation(**asdict(beat.profile)) if beat.profile else None,

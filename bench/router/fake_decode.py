@@ -133,7 +133,6 @@ def _load(running: int) -> pb.Load:
         running=running,
         kv_tokens_free=KV_TOKENS,
         kv_tokens_total=KV_TOKENS,
-        step_model=STEP_MODEL,
     )
 
 

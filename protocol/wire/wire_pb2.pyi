@@ -575,7 +575,6 @@ class Load(_message.Message):
     QUEUED_TOKENS_FIELD_NUMBER: _builtins.int
     KV_TOKENS_FREE_FIELD_NUMBER: _builtins.int
     KV_TOKENS_TOTAL_FIELD_NUMBER: _builtins.int
-    STEP_MODEL_FIELD_NUMBER: _builtins.int
     DOWN_FIELD_NUMBER: _builtins.int
     QUEUED_PROMPTS_FIELD_NUMBER: _builtins.int
     SPECULATION_FIELD_NUMBER: _builtins.int
@@ -609,10 +608,6 @@ class Load(_message.Message):
     names_prompts: _builtins.bool
     """``latest_prompts`` is set, if there were any"""
     @_builtins.property
-    def step_model(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """seconds of a step: protocol/performance/step_model.py; empty: not known yet"""
-
-    @_builtins.property
     def speculation(self) -> Global___Speculation:
         """what drafts do there; unset: nothing drafts"""
 
@@ -630,7 +625,6 @@ class Load(_message.Message):
         queued_tokens: _builtins.int = ...,
         kv_tokens_free: _builtins.int = ...,
         kv_tokens_total: _builtins.int = ...,
-        step_model: _abc.Iterable[_builtins.float] | None = ...,
         down: _builtins.bool = ...,
         queued_prompts: _builtins.int = ...,
         speculation: Global___Speculation | None = ...,
@@ -643,7 +637,7 @@ class Load(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_submits_seen", b"_submits_seen", "speculation", b"speculation", "submits_seen", b"submits_seen"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_submits_seen", b"_submits_seen", "computed_tokens", b"computed_tokens", "down", b"down", "kv_tokens_free", b"kv_tokens_free", "kv_tokens_total", b"kv_tokens_total", "kv_tokens_unused", b"kv_tokens_unused", "latest_prompts", b"latest_prompts", "names_prompts", b"names_prompts", "queued_prompts", b"queued_prompts", "queued_tokens", b"queued_tokens", "routers", b"routers", "running", b"running", "speculation", b"speculation", "step_model", b"step_model", "submits_seen", b"submits_seen", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_submits_seen", b"_submits_seen", "computed_tokens", b"computed_tokens", "down", b"down", "kv_tokens_free", b"kv_tokens_free", "kv_tokens_total", b"kv_tokens_total", "kv_tokens_unused", b"kv_tokens_unused", "latest_prompts", b"latest_prompts", "names_prompts", b"names_prompts", "queued_prompts", b"queued_prompts", "queued_tokens", b"queued_tokens", "routers", b"routers", "running", b"running", "speculation", b"speculation", "submits_seen", b"submits_seen", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__submits_seen: _TypeAlias = _typing.Literal["submits_seen"]  # noqa: Y015
     _WhichOneofArgType__submits_seen: _TypeAlias = _typing.Literal["_submits_seen", b"_submits_seen"]  # noqa: Y015

@@ -13,7 +13,6 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from protocol.performance.step_model import parse_step_model
 from protocol.registry.directory import WorkerRecord
 from protocol.requests import Request
 from protocol.sampling_params import SamplingParams
@@ -84,7 +83,6 @@ async def _serve(reader: ByteReader) -> None:
             continue
         router.link._dispatch(message)
         if message.HasField("load"):
-            parse_step_model(tuple(message.load.step_model))
             speculation = router.link.load().speculation
             assert speculation is None or speculation.is_valid
         for name in _NAMES:
