@@ -36,9 +36,11 @@ LATE_OBJECTIVES = 10
 says when that is."""
 
 PREDICTION_ERROR = CORRECTION_RANGE[1]
-"""Predicted over real TTFT, at most. Predictions follow what is observed up to this factor and no
-further, and before anything was observed they may be off by as much; in the median they are off by
-some 40% at 90% load on engines that share cores (docs/benchmarks.md)."""
+"""Predicted over real TTFT that a deadline leaves room for. A worker's predictions follow what is
+observed up to this factor, and before anything was observed they may be off by as much; in the
+median they are off by some 40% at 90% load on engines that share cores (docs/benchmarks.md). The
+second factor of ``TtftCorrections``, for busy engines beside the worker, has the same bound, so
+that both together reach its square; no room is left for that one, which stays near 1 on GPUs."""
 
 QUEUE_SHARE = 0.5
 """Share of the TTFT objective that a request may wait for its turn while an overload lasts; the
@@ -52,7 +54,7 @@ fair order holds in a worker."""
 
 def default_ttft_limit_s(goal_s: float) -> float:
     """Return the bound on the predicted TTFT for an objective of ``goal_s``: beyond it, the first
-    token comes too late even if the prediction is too high by its whole error."""
+    token comes too late even if the prediction is too high by PREDICTION_ERROR."""
     return PREDICTION_ERROR * LATE_OBJECTIVES * goal_s
 
 

@@ -27,7 +27,7 @@ before: one of several routers sees few requests on each link. The first bandwid
 INITIAL_BANDWIDTH = 500e6
 """Bytes/s of a link before any measurement."""
 CORRECTION_RANGE = (0.5, 2.0)
-"""Of either factor in ``TtftCorrections``."""
+"""Of either factor in ``TtftCorrections``; both together reach the squares."""
 MOST_SURPRISE = 0.2
 """Largest error in the logarithm of a factor that one request corrects: a single stall is not a
 trend."""

@@ -54,6 +54,16 @@ def test_the_correction_follows_and_keeps_within_its_bounds() -> None:
         assert learned.correction("p") == pytest.approx(bound)
 
 
+def test_both_factors_together_reach_the_squares_of_the_bounds() -> None:
+    low, high = CORRECTION_RANGE
+    for ratio, bound in ((1000.0, high), (0.0, low)):
+        learned = RoutingEstimates()
+        for _ in range(100):
+            learned.record_first_token("p", 0.2, 0.2 * ratio, neighbours=3)
+        assert learned.correction("p", 3) == pytest.approx(bound**2)
+        assert learned.correction("p") == pytest.approx(bound)
+
+
 def test_a_stall_weighs_as_much_as_the_same_gain() -> None:
     learned = RoutingEstimates()
     for observed_s in (0.4, 0.1) * 100:
