@@ -162,9 +162,8 @@ class FairDispatcher:
                 return None
             routed = _place_arrival(work)  # ``dispatch`` uses the workers that were chosen last
         request.alone_s = _alone_s(routed.placement)
-        # How long those wait that await one worker is not known; the whole queue may wait longer.
         needs_no_turn = not self.queue.length or self._needs_no_turn(routed.placement)
-        wait_s = 0.0 if needs_no_turn else self._monitor.wait_s(tenant)
+        wait_s = self._wait_s(tenant, routed.placement, needs_no_turn=needs_no_turn)
         waited_s = self._clock() - arrived
         now = self._monitor.limits_now(limits, request.alone_s)
         check_admission_limits(routed.placement, now, waited_s, self._on_refusal, wait_s)
@@ -182,10 +181,20 @@ class FairDispatcher:
         needs_none = placement.prefill is None or placement.p.is_short
         return needs_none and self.queue.all_await_compute
 
+    def _wait_s(self, tenant: Tenant, placement: Placement, *, needs_no_turn: bool) -> float:
+        """Return the predicted seconds until a request's turn. One that needs no turn waits for
+        those alone that await the same worker, which are taken to be as long as it is."""
+        wait_s = self._monitor.wait_s(tenant) if self.queue.length else 0.0
+        if not needs_no_turn or not wait_s:
+            return wait_s
+        p = placement.p
+        ahead = 0 if p.is_short else self.queue.awaiting(p.instance)
+        return min(wait_s, ahead * p.correction * p.prefill_s)
+
     def _is_awaited(self, placement: Placement) -> bool:
         """Return whether others wait for the worker that computes this prompt. A short one is
         computed beside theirs."""
-        return not placement.p.is_short and self.queue.is_awaited(placement.p.instance)
+        return not placement.p.is_short and self.queue.awaiting(placement.p.instance) > 0
 
     def _has_room_ahead(self, work: QueuedWork, left_s: float) -> bool:
         """Place a request ahead of others; return whether its workers have room for it there, and

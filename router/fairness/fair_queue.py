@@ -25,7 +25,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple, Protocol
 
@@ -141,6 +141,7 @@ class FairQueue:
         self._turns = LeastKeys(self._turn)
         self._virtual_times = LeastKeys(counters.virtual_time)
         self._awaited: dict[str | None, LeastKeys] = {}  # tenants, by the worker they await
+        self._awaiting: Counter[str | None] = Counter()  # requests, by the same
         self._placed: OrderedDict[WaitingRequest, None] = OrderedDict()  # the last one at the end
         counters.on_change = self._touch
         self._numbers = itertools.count()
@@ -288,9 +289,9 @@ class FairQueue:
         lacks, and none of them is short."""
         return None not in self._awaited
 
-    def is_awaited(self, worker: str) -> bool:
-        """Return whether time of this worker is all that some waiting request lacks."""
-        return worker in self._awaited
+    def awaiting(self, worker: str) -> int:
+        """Return the number of requests that lack nothing but time of this worker."""
+        return self._awaiting[worker]
 
     def set_awaits(self, request: WaitingRequest, worker: str | None) -> None:
         """Record the prefill worker that is all that a waiting request lacks, as it has been placed
@@ -362,12 +363,14 @@ class FairQueue:
                 self._awaited[worker] = LeastKeys(self._turn)
             self._awaited[worker].add(name)
         tenant.awaiting[worker].add(request, request.place_in_tenant, next(self._numbers))
+        self._awaiting[worker] += 1
 
     def _discard_awaiting(self, request: WaitingRequest, tenant: _WaitingTenant) -> None:
         worker = request.awaits
         tenant.awaiting[worker].discard(request)
+        self._awaiting[worker] -= 1
         if not len(tenant.awaiting[worker]):
             del tenant.awaiting[worker]
             self._awaited[worker].discard(request.tenant.name)
             if not self._awaited[worker]:
-                del self._awaited[worker]
+                del self._awaited[worker], self._awaiting[worker]

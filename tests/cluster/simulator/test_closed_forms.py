@@ -267,6 +267,22 @@ def test_an_overload_fills_the_queue_of_the_router_and_not_of_the_worker() -> No
     assert statuses == {"ok", "refused"}
 
 
+def test_an_overload_of_decode_workers_alone_leaves_what_is_served_in_time() -> None:
+    """Two that compute five prompts/s each get 14. They once took every prompt, and few came in
+    time."""
+    of = scenario(
+        mix(14, prompt=1000, output=2),
+        pools={"prefill": 0, "decode": 2},
+        seconds=60,
+        machine={"chunk": 1000, "step": [0.0, 1e-4, 0, 2e-4, 0]},
+        objectives={"ttft_ms": 2000, "tpot_ms": 100},
+    )
+    result = simulate(of).result
+    assert result.ok + result.refused == result.requests
+    assert result.both_met > 0.5
+    assert result.ttft.p50 < 2.0
+
+
 @pytest.mark.usefixtures("no_queue")
 def test_routers_that_know_each_others_requests_late_make_prompts_wait(
     monkeypatch: pytest.MonkeyPatch,

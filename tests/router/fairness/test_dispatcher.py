@@ -273,6 +273,31 @@ def test_an_overload_of_prefill_workers_refuses_no_prompt_of_a_decode_worker() -
     assert submit(FakeWork(placement("d", local=True))) is None
 
 
+@pytest.mark.parametrize(("worker", "is_refused"), [("d", True), ("idle", False)])
+def test_an_overload_of_decode_workers_refuses_prompts_that_wait_for_them(
+    worker: str, is_refused: bool
+) -> None:
+    router, limits = Router(), AdmissionLimits(20.0, lasting_queue_s=1.0)
+    busy, free = (placement("d", queue_s=queue_s, local=True) for queue_s in (3.0, 0.0))
+
+    def is_taken(at: Placement) -> bool:
+        router.wait(0.02)
+        try:
+            router.dispatcher.submit(A, 0, router.clock.now, limits, FakeWork(at))
+        except ApiError:
+            return False
+        return True
+
+    served = FakeWork(busy)
+    router.dispatcher.submit(A, 0, 0.0, limits, served)
+    router.wait(0.2)
+    served.now = free
+    router.wait(0.2)
+    taken = [is_taken(busy) for _ in range(200)]
+    assert not all(taken)
+    assert is_taken(placement(worker, local=True)) is not is_refused
+
+
 def test_any_request_behind_those_that_wait_for_one_worker_may_go_elsewhere() -> None:
     router = Router()
     holders = router.filled(10, placement("holds the prefix", queue_s=3.0))
