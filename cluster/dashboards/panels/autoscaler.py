@@ -145,6 +145,7 @@ TRUTH = row(
         " by a half and two; at a bound the model of the workers' steps is wrong, or they lack"
         " CPU.",
         (max_of(m.CORRECTION, "role"), "{{role}}"),
+        (max_of(m.KV_CORRECTION), "KV of a sequence"),
         width=12,
     ),
     graph(

@@ -180,6 +180,9 @@ POOL_LOAD = _gauge(
     "pool_load", "count", "Busy prefill workers (erlangs); sequences that decode at the same time"
 )
 CORRECTION = _gauge("correction_factor", "ratio", "Observed to predicted")
+KV_CORRECTION = _gauge(
+    "resident_kv_correction_factor", "ratio", "Observed over expected KV of a decoding sequence"
+)
 FORECAST_ERROR = _gauge(
     "forecast_error_ratio",
     "ratio",
