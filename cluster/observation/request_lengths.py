@@ -131,16 +131,17 @@ def arriving_lengths(ended: LengthHistogram, passed: LengthHistogram) -> LengthH
     While the load grows, values that began lately are many, and the short ones of them end first.
     But of the values that left a bucket, the share that ended there is the same at any time. The
     product of these shares is the distribution (Kaplan and Meier, "Nonparametric estimation from
-    incomplete observations", 1958). No value is taken to be longer than the bucket that none has
-    left so far.
+    incomplete observations", 1958). No value is taken to be longer than the bucket behind the last
+    one that any has left.
     """
     if passed.edges != ended.edges or not passed.count or not ended.count:
         return ended
-    left, shares = 1.0, []  # of all values, those that reach the bucket
-    for end, more in zip(ended.counts, passed.counts, strict=True):
-        share = left * end / (end + more) if end + more > 0 else left
-        shares.append(share)
-        left -= share
+    shares, left, last = [0.0] * len(ended.counts), 1.0, 0
+    for i, (end, more) in enumerate(zip(ended.counts, passed.counts, strict=True)):
+        if end + more > 0:  # of all values, the share ``left`` reaches this bucket
+            shares[i], last = left * end / (end + more), i
+            left -= shares[i]
+    shares[min(last + 1, len(shares) - 1)] += left
     found = LengthHistogram(ended.edges, tuple(ended.count * share for share in shares))
     total = found.middle_total * ended.mean * ended.count / ended.middle_total
     return LengthHistogram(found.edges, found.counts, total)

@@ -162,10 +162,12 @@ def decode_demand(
         # What one worker has more than the others does not depend on it: variances add up.
         n = load(workers, replaced)
         room = CHANCE_DEVIATIONS * math.sqrt(n * (together + resident.spread))
-        fits = n + math.hypot(room, workers * limits.excess_beside(workers)) <= workers * batch
-        each = present.size - present.excess_beside(workers)
+        excess = limits.excess_beside(workers)
+        fits = n + math.hypot(room, workers * excess) <= workers * batch
         # The present sequences may be many by chance, and what grows is their mean.
-        return fits and max(mix.residents, n * (1.0 + growth)) <= workers * each
+        grows = n * (1.0 + growth) <= workers * (batch - excess)
+        each = present.size - present.excess_beside(workers)
+        return fits and grows and mix.residents <= workers * each
 
     workers, lasting = (least_number(partial(suffices, share), 1) for share in (replaced, 1.0))
     floor, needed = _link_floor(mix, resident.machine), tokens_s + mix.residents > 0
@@ -189,13 +191,21 @@ def decode_demand_with_prompts(
     """Return the demand for decode workers that also compute prompts which would keep so many
     workers busy. On each of c workers these take the share prompts/c of the time, and steps are
     longer by it."""
+    alone = decode_demand(mix, goals, resident, start_s)
+    if alone.infeasible:  # TPOT says nothing of how many more are needed
+        more = prompts + alone.workers
+        return replace(alone, workers=more, lasting=prompts + alone.lasting)
 
     def beside_prompts(workers: int) -> RoleDemand:
         longer = 1.0 / (1.0 - prompts / workers)
         slower = resident._replace(correction=resident.correction * longer)
         return decode_demand(mix, goals, slower, start_s)
 
-    workers = least_number(lambda n: beside_prompts(n).workers <= n, prompts + 1)
+    def suffices(workers: int) -> bool:
+        found = beside_prompts(workers)
+        return found.workers <= workers and not found.infeasible
+
+    workers = least_number(suffices, prompts + 1)
     found = beside_prompts(workers)
     return replace(found, workers=workers, lasting=max(workers, found.lasting))
 
@@ -239,7 +249,11 @@ def demand_by_role(
     resident = resident_sequences(mix, decoding, corrections, computing)
     if prefill.workers <= most_prefill:
         return {"prefill": prefill, "decode": decode_demand(mix, goals, resident, start_s)}
-    beyond = prefill.workers - math.floor(most_prefill)
+    unlinked = replace(computing, link_bytes_s=0.0)  # KV of these prompts crosses no link
+    busy = prefill_demand(mix, unlinked, goals, service, start_s).workers
+    beyond = max(0, busy - math.floor(most_prefill))
+    if not most_prefill:
+        resident = resident._replace(machine=replace(decoding, link_bytes_s=0.0))
     decode = decode_demand_with_prompts(mix, goals, resident, start_s, beyond)
     return {"prefill": prefill, "decode": decode}
 

@@ -49,7 +49,7 @@ def decide(snapshot: SizingSnapshot) -> ScalingDecision:
     most, start_s = snapshot.limits.most.prefill, snapshot.tuning.start_s
     found = demand_by_role(mix, snapshot.machines, snapshot.goals, before, start_s, most)
     # Beside prompts that prefill workers have no time for, too, TPOT says nothing about decode.
-    lacks_room = found["decode"].workers > serving.decode or found["prefill"].workers > most
+    lacks_room = found["decode"].workers > serving.decode or found["prefill"].load > most
     computed_s = compared_prompts(snapshot, answered)
     held_kv = compared_kv(snapshot, mix, expected)
     corrections = updated_corrections(

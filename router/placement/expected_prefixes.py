@@ -30,6 +30,10 @@ SAMPLE_BLOCKS = 8
 LINGER_S = 2.0
 """From a first token until the events of its worker have come: twice their usual delay at most."""
 
+MOST_SIBLINGS = 4
+"""Further prompts of one prefix at one worker that are remembered: one of them takes the place of
+the first, should that end early."""
+
 MAX_SAMPLES = 1 << 18
 """Entries of one router, about 300 bytes each; further prefixes are not remembered."""
 
@@ -104,7 +108,10 @@ class ExpectedPrefixes:
             if known is not None and prefix.of_other:
                 continue
             if known is not None and not known.of_other:
-                self._siblings.setdefault((key, instance), OrderedDict())[prefix] = None
+                siblings = self._siblings.setdefault((key, instance), OrderedDict())
+                if len(siblings) >= MOST_SIBLINGS:
+                    continue
+                siblings[prefix] = None
             else:
                 if known is not None:  # what this router knows takes the place of a hint
                     known.sampled.remove(key)
@@ -123,12 +130,16 @@ class ExpectedPrefixes:
             self._forget_after(prefix, LINGER_S)
 
     def _put_before_uncomputed(self, prefix: ExpectedPrefix) -> None:
-        """Let the prefix's keys lead to it where they lead to a sibling that is not computed."""
+        """Let the prefix's keys lead to it where they lead to a sibling that is not computed, and
+        to it next where they lead to one that is."""
         instance = prefix.instance
         for key in prefix.sampled:
             known = self._by_key[key][instance]
-            if not known.computed and known is not prefix:
-                siblings = self._siblings[key, instance]
+            if known is prefix:
+                continue
+            siblings = self._siblings[key, instance]
+            siblings.move_to_end(prefix, last=False)
+            if not known.computed:
                 del siblings[prefix]
                 siblings[known] = None
                 siblings.move_to_end(known, last=False)

@@ -90,6 +90,12 @@ def test_nothing_is_taken_to_be_longer_than_what_has_been_seen() -> None:
     assert found.count == 1.0 and 30.0 < found.mean <= TOKEN_BUCKETS[3]
 
 
+def test_a_bucket_that_none_has_left_is_passed_over() -> None:
+    ended = LengthHistogram(counts=(1.0, 0, 0, 1.0, *(0,) * 24), total=60.0)
+    passed = LengthHistogram(counts=(1.0, 0, 1.0, *(0,) * 25), total=48.0)
+    assert arriving_lengths(ended, passed).counts == (1.0, 0, 0, 1.0, *(0,) * 24)
+
+
 def test_without_what_was_passed_lengths_are_those_that_ended() -> None:
     ended = LengthHistogram(counts=(3.0, 2.0, *(0,) * 26), total=80.0)
     assert arriving_lengths(ended, LengthHistogram()) == ended

@@ -28,6 +28,7 @@ from cluster.sizing.snapshot import (
     SloTargets,
 )
 from protocol.performance.speculation_profile import SpeculationProfile
+from protocol.performance.step_model import StepModel
 from protocol.roles import Role
 from tests.cluster.sizing.worlds import GOALS, MACHINE, mix
 
@@ -362,6 +363,36 @@ def test_long_answers_take_the_place_of_the_present_sequences_in_part() -> None:
     assert one.workers == none.workers, "whether the first one has begun to decode is chance"
     short = mix(200.0, output=200, residents=400.0)
     assert demand(short, slow, start_s=60.0)[1].workers == demand(short, slow)[1].workers
+
+
+def test_present_sequences_and_those_of_the_mix_are_counted_apart() -> None:
+    """A few long conversations beside a wave of short requests once made pools eight times too
+    large."""
+    load = mix(300.0, residents=50.0, resident_kv=50.0 * 20_000)
+    for growth in ((), (0.0,)):
+        needed = demand(replace(load, growth_samples=growth), start_s=60.0)[1]
+        assert needed.workers == needed.lasting == demand(mix(300.0))[1].workers
+
+
+@pytest.mark.parametrize("output", [20, 50, 200])
+def test_prompts_on_decode_workers_leave_them_time_to_decode(output: int) -> None:
+    load = mix(60.0, output=output)
+    found = demand_by_role(load, {"decode": MACHINE}, GOALS, NO_CORRECTIONS, most_prefill=0)
+    needed, load_s = found["decode"], found["prefill"].load
+    assert not needed.infeasible
+    batch = 60.0 * output * GOALS.tpot_s / needed.workers
+    alone_s = StepModel(*MACHINE.step).decode_s(round(batch), 1000.0 * batch)
+    assert alone_s / (1.0 - load_s / needed.workers) < GOALS.tpot_s
+
+
+def test_prompts_of_decode_workers_cross_no_link() -> None:
+    slow = replace(MACHINE, link_bytes_s=2e7)
+    few, many = (
+        demand_by_role(mix(60.0), {"decode": machine}, GOALS, NO_CORRECTIONS, most_prefill=0)
+        for machine in (MACHINE, slow)
+    )
+    assert many["prefill"].link_floor > 100
+    assert few["decode"].workers == many["decode"].workers
 
 
 def test_decode_workers_compute_what_prefill_workers_may_not() -> None:

@@ -232,6 +232,17 @@ def test_a_sibling_that_is_computed_first_makes_what_it_shares_cached() -> None:
     assert not len(expected) and not expected._by_key and not expected._siblings
 
 
+def test_after_a_computed_sibling_the_next_computed_one_is_known() -> None:
+    now = 0.0
+    expected, keys = ExpectedPrefixes(lambda: now), keys_of((5, 1000))
+    first, _, third = (expected.add("p", keys, 1000, 0.0) for _ in range(3))
+    expected.on_computed(first)
+    now = LINGER_S / 2
+    expected.on_computed(third)
+    now = LINGER_S
+    assert expected.match(keys)["p"][1] is third
+
+
 def test_siblings_leave_nothing_in_whatever_order_they_end() -> None:
     now, rng = 0.0, random.Random(3)
     expected = ExpectedPrefixes(lambda: now)
@@ -260,6 +271,8 @@ def test_siblings_count_in_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = keys_of((5, 2 * SAMPLE_BLOCKS * BLOCK_TOKENS))
     prefixes = [expected.add("p", keys, 1, 0.0) for _ in range(100)]
     assert len(expected) == 10 == sum(len(prefix.sampled) for prefix in prefixes)
+    other = ExpectedPrefixes(lambda: 0.0)
+    assert sum(bool(other.add("p", keys[:1], 1, 0.0).sampled) for _ in range(100)) == 5
     for prefix in prefixes:
         expected.drop(prefix)
     assert not len(expected)
