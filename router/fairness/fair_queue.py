@@ -290,7 +290,7 @@ class FairQueue:
         return None not in self._awaited
 
     def awaiting(self, worker: str) -> int:
-        """Return the number of requests that lack nothing but time of this worker."""
+        """Return how many waiting requests lack only this worker's time for their prompt."""
         return self._awaiting[worker]
 
     def set_awaits(self, request: WaitingRequest, worker: str | None) -> None:
