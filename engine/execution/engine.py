@@ -155,10 +155,7 @@ class Engine:
         """Compute the context here, then decode. ``grammar`` is a matcher at its start, and
         ``expected_tokens`` how much of the context is likely to be computed; 0: all of it."""
         self._check(request, request.length_limit)
-        _resume_grammar(request, grammar)
-        sequence = self._new_sequence(handle, request, Phase.WAITING, grammar)
-        sequence.expected_tokens = expected_tokens
-        self.scheduler.add(sequence)
+        self._queue_prompt(handle, request, grammar, expected_tokens)
 
     def prefill(
         self,
@@ -169,8 +166,19 @@ class Engine:
     ) -> None:
         """Compute the context, draw one token, and hold the pages until ``drop``."""
         self._check(request, len(request.context) + 1)
+        self._queue_prompt(handle, request, grammar, expected_tokens, hold=True)
+
+    def _queue_prompt(
+        self,
+        handle: int,
+        request: Request,
+        grammar: GrammarMatcher | None,
+        expected_tokens: int,
+        *,
+        hold: bool = False,
+    ) -> None:
         _resume_grammar(request, grammar)
-        sequence = self._new_sequence(handle, request, Phase.WAITING, grammar, hold=True)
+        sequence = self._new_sequence(handle, request, Phase.WAITING, grammar, hold=hold)
         sequence.expected_tokens = expected_tokens
         self.scheduler.add(sequence)
 
