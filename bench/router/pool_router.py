@@ -75,11 +75,13 @@ class PoolRouter:
         queue = FairQueue(VirtualCounters(lambda: clock.now))
         monitor = OverloadMonitor(queue, GOALS.ttft_s, lambda: clock.now)
         self._dispatcher = FairDispatcher(queue, monitor, lambda: clock.now, self._call_later)
+        self._dispatcher.routers = lambda: self._pool.routers
+        self._placer.awaiting = queue.awaiting
         self._ledger.on_less_work = self._dispatcher.wake
         self._ledger.on_report = self._dispatcher.look_soon
         self._dispatcher._rng = Random(f"looks {number}")
         self._dispatcher.spread_s = lambda: look_spread_s(
-            1 + len(self.others), len(self._pool.prefill)
+            self._pool.routers, len(self._pool.prefill)
         )
         for worker in workers.values():
             if worker.role == "decode":
@@ -105,7 +107,9 @@ class PoolRouter:
     def take_load(self, worker: PooledWorker, load: pb.Load) -> None:
         """Take what a worker pushes."""
         if worker.role == "decode":
-            self._pool.links[worker.name].report(load)
+            link = self._pool.links[worker.name]
+            link.routers = 1 + len(self.others)
+            link.report(load)
         else:
             self._tracker.on_load(worker.name, QueuedPrompts.of(load), 0)
 

@@ -160,6 +160,7 @@ class SimulatedFairRouter:
         queue = FairQueue(self.counters)
         monitor = OverloadMonitor(queue, GOALS.ttft_s, lambda: clock.now)
         self.dispatcher = FairDispatcher(queue, monitor, lambda: clock.now, simulation.call_later)
+        self.dispatcher.routers = lambda: len(simulation.routers)
         self.ledger.on_less_work = self.dispatcher.wake
         self.ledger.on_report = self.dispatcher.look_soon
         self.exchanged: dict[str, TenantUsage] = {}
@@ -196,19 +197,20 @@ class SimulatedFairRouter:
         others_s = STEP.prefill_s(0, queue.others, CHUNK) if queue.others else 0.0
         queue_s = queue.seconds(level, others_s, STEP.prefill_s(0, CHUNK, CHUNK))
         correction = self.estimates.correction(name)
-        return PrefillState(name, STEP, CHUNK, queue_s, correction, 0)
+        others = max(0, len(self._simulation.routers) * self.dispatcher.queue.awaiting(name) - 1)
+        return PrefillState(name, STEP, CHUNK, queue_s, correction, 0, awaiting=others)
 
 
 class FairSimulation:
-    """Routers over ``prefill`` prefill workers, which are the bottleneck, and two decode workers
-    with rows to spare."""
+    """Routers over ``prefill`` prefill workers and two decode workers with rows to spare. Time for
+    prompts is the bottleneck: decode workers compute some, too, once requests wait."""
 
     def __init__(self, routers: int = 1, prefill: int = 2, seed: int = 1) -> None:
         self.clock = SimulatedClock()
         self.prefill = [f"p{i}" for i in range(prefill)]
         self.decode = ["d0", "d1"]
         self.rows: Counter[str] = Counter()
-        self.busy_s = 0.0  # of all prefill workers
+        self.busy_s = 0.0  # of all workers, computing prompts
         self._random = Random(seed)
         self._queues: dict[str, list[_Prompt]] = {
             name: [] for name in (*self.prefill, *self.decode)
@@ -220,8 +222,8 @@ class FairSimulation:
 
     @property
     def capacity(self) -> float:
-        """Prompt tokens per second that the prefill workers compute in full chunks."""
-        return len(self.prefill) * CHUNK / STEP.prefill_s(0, CHUNK, CHUNK)
+        """Prompt tokens per second that all workers compute in full chunks."""
+        return len(self._queues) * CHUNK / STEP.prefill_s(0, CHUNK, CHUNK)
 
     def run(
         self, traffic: Sequence[TenantTraffic], seconds: float, warm_up_s: float = 0.0
@@ -295,7 +297,7 @@ class FairSimulation:
         self._queues[worker] = [prompt for prompt in waiting if prompt.left]
         self._computing.add(worker)
         seconds = STEP.prefill_s(0, CHUNK - room, CHUNK)
-        self.busy_s += seconds if worker in self.prefill else 0.0
+        self.busy_s += seconds
         self.clock.at(self.clock.now + seconds, self._on_computed, worker, done)
 
     def _on_computed(self, worker: str, done: list[SimulatedChoice]) -> None:

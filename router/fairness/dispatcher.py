@@ -117,6 +117,7 @@ class FairDispatcher:
         self._call_later = call_later
         self._on_refusal = on_refusal
         self._on_dispatch = on_dispatch
+        self.routers: Callable[[], int] = lambda: 1  # that send to the same workers
         self.spread_s: Callable[[], float] = lambda: 0.0
         self._rng = rng or random.Random()
         self._look: TimerHandle | None = None  # at a queue that waits for room
@@ -183,12 +184,13 @@ class FairDispatcher:
 
     def _wait_s(self, tenant: Tenant, placement: Placement, *, needs_no_turn: bool) -> float:
         """Return the predicted seconds until a request's turn. One that needs no turn waits for
-        those alone that await the same worker, which are taken to be as long as it is."""
+        those alone that await the same worker, which are taken to be as long as it is, and as
+        many in each router."""
         wait_s = self._monitor.wait_s(tenant) if self.queue.length else 0.0
         if not needs_no_turn or not wait_s:
             return wait_s
         p = placement.p
-        ahead = 0 if p.is_short else self.queue.awaiting(p.instance)
+        ahead = 0 if p.is_short else self.routers() * self.queue.awaiting(p.instance)
         return min(wait_s, ahead * p.correction * p.prefill_s)
 
     def _is_awaited(self, placement: Placement) -> bool:
@@ -267,6 +269,7 @@ class FairDispatcher:
         self._refuse_late()
         look_s = _LOOK_S[1]
         blocked: set[str] = set()
+        least_urgent = -math.inf
         for request in self._looked_at(blocked):
             try:
                 routed = request.work.place()
@@ -277,15 +280,21 @@ class FairDispatcher:
                 return look_s  # no decode worker is attached
             placement = routed.placement
             is_blocked = placement.p.instance in blocked
-            self.queue.set_awaits(request, _awaited_worker(routed, is_blocked=is_blocked))
+            queue_s = placed_queue_s(placement, routed.batched_s)
+            # A more urgent request sees room where those before it see none, and would take it from
+            # them for ever.
+            if request.priority < least_urgent and not placement.p.is_short:
+                queue_s = max(queue_s, routed.batched_s)
+            least_urgent = max(least_urgent, request.priority)
+            lacks_time = is_blocked or queue_s > ROOM_S
+            self.queue.set_awaits(request, _awaited_worker(placement, lacks_time=lacks_time))
             if is_blocked and not placement.p.is_short:
                 continue
-            if has_room(placement, routed.batched_s):
+            if queue_s <= ROOM_S:
+                if not has_decode_room(placement):
+                    return look_s
                 self._dispatch(request, routed)
                 return None
-            queue_s = placed_queue_s(placement, routed.batched_s)
-            if queue_s <= ROOM_S:
-                return look_s  # it waits for its decode worker
             blocked.add(placement.p.instance)
             look_s = max(_LOOK_S[0], min(look_s, queue_s - ROOM_S))
         return look_s
@@ -341,8 +350,9 @@ class FairDispatcher:
         p = routed.placement.p
         alone_s = routed.placement.ttft_s - p.correction * p.queue_s
         due = request.arrived + request.limits.ttft_s - max(0.0, alone_s)
-        is_blocked = self._is_awaited(routed.placement)
-        request.awaits = _awaited_worker(routed, is_blocked=is_blocked)
+        queue_s = placed_queue_s(routed.placement, routed.batched_s)
+        lacks_time = queue_s > ROOM_S or self._is_awaited(routed.placement)
+        request.awaits = _awaited_worker(routed.placement, lacks_time=lacks_time)
         self.queue.push(request)
         left_s = max(0.0, due - self._clock())
         self._expiry[request] = self._call_later(left_s, lambda: self._expire(request))
@@ -399,12 +409,10 @@ def _place_arrival(work: QueuedWork) -> RoutedWork:
     return routed
 
 
-def _awaited_worker(routed: RoutedWork, *, is_blocked: bool = False) -> str | None:
+def _awaited_worker(placement: Placement, *, lacks_time: bool) -> str | None:
     """Return the worker whose time for a longer prompt is all that a request lacks; None: it lacks
-    something else, or nothing. ``is_blocked``: an earlier request waits for the same one."""
-    placement = routed.placement
-    lacks = is_blocked or placed_queue_s(placement, routed.batched_s) > ROOM_S
-    awaits = lacks and has_decode_room(placement) and not placement.p.is_short
+    something else, or nothing."""
+    awaits = lacks_time and has_decode_room(placement) and not placement.p.is_short
     return placement.p.instance if awaits else None
 
 

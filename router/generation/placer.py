@@ -49,6 +49,7 @@ class PlacementView(NamedTuple):
     cached: dict[str, int]
     coming: dict[str, tuple[int, ExpectedPrefix]]  # more than cached, once it has been computed
     busy: dict[str, set[str]]  # engines that have work, by host
+    routers: int  # that send to the same workers
 
     def neighbours(self, record: WorkerRecord) -> int:
         """Return how many engines besides the worker's own are busy on its host."""
@@ -83,7 +84,8 @@ class Placer:
     """Places the requests of one router. Created with the router, holds no state of its own.
 
     ``announce`` is told each prompt that is sent, the predicted seconds to its first token, and the
-    digest of the request's id."""
+    digest of the request's id. ``awaiting`` returns how many requests of this router wait for
+    a worker's time."""
 
     def __init__(
         self,
@@ -94,6 +96,7 @@ class Placer:
         goals: Objectives,
     ) -> None:
         self.announce: Callable[[ExpectedPrefix, float, int], None] = lambda *_: None
+        self.awaiting: Callable[[str], int] = lambda _instance: 0
         self.estimates = estimates
         self._pool = pool
         self._index = index
@@ -230,7 +233,8 @@ class Placer:
                 cached[instance] = blocks
             elif math.ceil(prefix.level) <= math.ceil(level):
                 coming[instance] = blocks, prefix
-        return PlacementView(level, tokens, cached, coming, self._busy_engines())
+        about = (level, tokens, cached, coming)
+        return PlacementView(*about, self._busy_engines(), self._pool.routers)
 
     def _busy_engines(self) -> dict[str, set[str]]:
         busy: dict[str, set[str]] = {}
@@ -277,7 +281,8 @@ class Placer:
                 beside_s = beside_longer_s(queue_s, short_s, step_s)
                 queue_s = short_s
         known = (instance, model, chunk, queue_s, correction, cached, coming)
-        return PrefillState(*known, is_short, beside_s)
+        waiting = view.routers * self.awaiting(instance)  # as many in each router
+        return PrefillState(*known, is_short, beside_s, max(0, waiting - 1))  # it may be one
 
     def _decode_state(self, link: DecodeLink, view: PlacementView) -> DecodeState:
         record = link.record

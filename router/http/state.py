@@ -169,9 +169,11 @@ async def open_router_state(
         stack.callback(dispatcher.close)
         ledger.on_less_work = dispatcher.wake
         ledger.on_report = dispatcher.look_soon
+        dispatcher.routers = lambda: pool.routers
         dispatcher.spread_s = lambda: look_spread_s(pool.routers, len(pool.prefill))
         await pool.start()
         placer = Placer(pool, index, ledger, estimates, settings.goals)
+        placer.awaiting = dispatcher.queue.awaiting
         if client is not None:
             about = (client, settings.cluster, registration.instance, ledger)
             exchange = PrefixExchange(*about, lambda: pool.routers > 1)

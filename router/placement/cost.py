@@ -8,7 +8,11 @@
     h(x)   = x + 10*max(0, x - 1)               a missed objective outweighs any gain below it
 
 Others are D's residents, whose steps get longer, and the prompts that will queue at P behind this
-one. KV moves only once D has pages and a row for it, which it may have before the prefill begins.
+one. Of those that wait in routers for P, each is delayed by the whole prompt, or else, by Little's
+law, one that comes while this request waits behind it. So decode workers with time to spare compute
+prompts before prefill workers are so late that requests are refused.
+
+KV moves only once D has pages and a row for it, which it may have before the prefill begins.
 
 The terms of P alone (``PrefillTerms``) and of D alone (``DecodeTerms``) are computed once per
 worker, so that a pair costs a few operations. Local prefill is P = D without a transfer, and with
@@ -67,6 +71,7 @@ class PrefillTerms(NamedTuple):
     load: float  # its queue, as a share of the objective
     delay: float = 0.0  # cost of what it delays: prompts that queue at P later
     is_short: bool = False  # P computes it beside longer prompts
+    congestion: float = 0.0  # cost of what it delays: requests that wait in routers for P
 
 
 class DecodeTerms(NamedTuple):
@@ -198,10 +203,11 @@ def prefill_terms(
     begins = max(worker.queue_s, fetch.seconds) if fetch else worker.queue_s
     tail = (missing - 1) % worker.chunk + 1
     ttft_s = begins + worker.beside_s + prefill_s
+    share = prefill_s / goals.ttft_s
     return PrefillTerms(
         *(worker.instance, cached, fetch, worker.queue_s, prefill_s, ttft_s),
         *(worker.correction, tail, worker.busy_s / goals.ttft_s),
-        *(DELAY_SHARE * prefill_s / goals.ttft_s, worker.is_short),
+        *(DELAY_SHARE * share, worker.is_short, worker.awaiting * share),
     )
 
 
@@ -305,7 +311,7 @@ def remote_placements(
             objective_cost(ttft_s / ttft_goal_s),
             objective_cost(tpot_s / tpot_goal_s),
         )
-        others = imposed + p.delay
+        others = imposed + p.delay + p.congestion
         cost = ttft_cost + tpot_cost + others + eviction
         values = (
             p.instance, p, d, busy + p.load, ttft_s, wire_s, ready_s, tpot_s, ttft_cost, tpot_cost,
@@ -327,7 +333,7 @@ def local_placement(
         objective_cost(ttft_s / goals.ttft_s),
         objective_cost(tpot_s / goals.tpot_s),
     )
-    imposed = d.imposed + stall + p.delay
+    imposed = d.imposed + stall + p.delay + p.congestion
     cost = ttft_cost + tpot_cost + imposed + d.eviction
     return Placement(
         *(None, p, d, d.busy + p.load, ttft_s, 0.0, ttft_s, tpot_s),

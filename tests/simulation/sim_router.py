@@ -155,6 +155,8 @@ class SimRouter:
         queue = FairQueue(VirtualCounters(loop.time))
         monitor = OverloadMonitor(queue, ROUTER_SETTINGS.goals.ttft_s, loop.time)
         self.dispatcher = FairDispatcher(queue, monitor, loop.time, loop.call_later)
+        self.dispatcher.routers = lambda: self.pool.routers
+        placer.awaiting = queue.awaiting
         self.services = RoutingServices(
             pool=self.pool,
             placer=placer,

@@ -71,8 +71,13 @@ class RouterQueue:
         """Return the prompt tokens that wait, cached ones included."""
         return self._queue.prompt_tokens
 
-    def spread_looks(self, routers: int, prefill: int) -> None:
+    def awaiting(self, worker: str) -> int:
+        """Return how many requests wait here for a worker's time."""
+        return self._queue.awaiting(worker)
+
+    def share_workers(self, routers: int, prefill: int) -> None:
         """Be one of ``routers`` that look for room on so many prefill workers."""
+        self._dispatcher.routers = lambda: routers
         spread_s = look_spread_s(routers, prefill)
         self._dispatcher.spread_s = lambda: spread_s
 

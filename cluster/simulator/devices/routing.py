@@ -122,7 +122,7 @@ class SimulatedRouter:
         serving = [w for w in workers if w.state == "serving"]
         self.prefill = RoutablePool([w for w in serving if w.role == "prefill"], self.ledger)
         self.decode = RoutablePool([w for w in serving if w.role == "decode"], self.ledger)
-        self.queue.spread_looks(self.terms.routers, len(self.prefill.workers))
+        self.queue.share_workers(self.terms.routers, len(self.prefill.workers))
 
     def named(self, name: str) -> SimulatedWorker:
         """Return a worker of either pool that serves."""
@@ -223,7 +223,8 @@ class SimulatedRouter:
             step_s = worker.model.prefill_s(0, chunk, chunk)
             beside_s, queue_s = beside_longer_s(queue_s, short_s, step_s), short_s
         known = (worker.name, worker.model, chunk, queue_s, correction, cached, coming)
-        return PrefillState(*known, is_short, beside_s)
+        others = max(0, self.terms.routers * self.queue.awaiting(worker.name) - 1)
+        return PrefillState(*known, is_short, beside_s, others)
 
     def _decode_state(
         self, worker: SimulatedWorker, held: PromptPrefixes, tokens: int

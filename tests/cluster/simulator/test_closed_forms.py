@@ -283,6 +283,22 @@ def test_an_overload_of_decode_workers_alone_leaves_what_is_served_in_time() -> 
     assert result.ttft.p50 < 2.0
 
 
+@pytest.mark.parametrize("routers", [1, 4])
+def test_decode_workers_with_time_to_spare_compute_prompts_in_an_overload(routers: int) -> None:
+    """Prefill workers compute 10 of 22 prompts/s, and would be awaited by all."""
+    of = scenario(
+        mix(22, prompt=1000, output=20),
+        pools={"prefill": 2, "decode": 3},
+        seconds=60,
+        machine={"chunk": 500, "step": [0.002, 1e-4, 0, 2e-4, 0]},
+        objectives={"ttft_ms": 1500, "tpot_ms": 100},
+        routing={"routers": routers, "load_age_ms": 50},
+    )
+    result = simulate(of).result
+    assert result.both_met > 0.95
+    assert result.tpot.p50 < 0.1
+
+
 @pytest.mark.usefixtures("no_queue")
 def test_routers_that_know_each_others_requests_late_make_prompts_wait(
     monkeypatch: pytest.MonkeyPatch,

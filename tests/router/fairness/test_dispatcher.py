@@ -273,12 +273,13 @@ def test_an_overload_of_prefill_workers_refuses_no_prompt_of_a_decode_worker() -
     assert submit(FakeWork(placement("d", local=True))) is None
 
 
-@pytest.mark.parametrize(("worker", "is_refused"), [("d", True), ("idle", False)])
-def test_an_overload_of_decode_workers_refuses_prompts_that_wait_for_them(
-    worker: str, is_refused: bool
-) -> None:
+def taken_in_an_overload_of_decode_workers(routers: int, worker: str) -> tuple[int, bool]:
+    """Return how many of 200 prompts that wait for one decode worker are let in by one of several
+    routers, and whether another one is that goes to ``worker``."""
     router, limits = Router(), AdmissionLimits(20.0, lasting_queue_s=1.0)
-    busy, free = (placement("d", queue_s=queue_s, local=True) for queue_s in (3.0, 0.0))
+    router.dispatcher.routers = lambda: routers
+    busy, free = (placement("d", queue_s=queue_s, local=True) for queue_s in (0.2, 0.0))
+    busy = busy._replace(p=busy.p._replace(prefill_s=0.02))
 
     def is_taken(at: Placement) -> bool:
         router.wait(0.02)
@@ -293,9 +294,22 @@ def test_an_overload_of_decode_workers_refuses_prompts_that_wait_for_them(
     router.wait(0.2)
     served.now = free
     router.wait(0.2)
-    taken = [is_taken(busy) for _ in range(200)]
-    assert not all(taken)
-    assert is_taken(placement(worker, local=True)) is not is_refused
+    taken = sum(is_taken(busy) for _ in range(200))
+    return taken, is_taken(placement(worker, local=True))
+
+
+@pytest.mark.parametrize(("worker", "is_refused"), [("d", True), ("idle", False)])
+def test_an_overload_of_decode_workers_refuses_prompts_that_wait_for_them(
+    worker: str, is_refused: bool
+) -> None:
+    taken, another = taken_in_an_overload_of_decode_workers(1, worker)
+    assert taken < 200
+    assert another is not is_refused
+
+
+def test_requests_that_wait_for_a_decode_worker_in_other_routers_are_counted() -> None:
+    alone, shared = (taken_in_an_overload_of_decode_workers(n, "d")[0] for n in (1, 4))
+    assert 0 < shared < alone / 2
 
 
 def test_any_request_behind_those_that_wait_for_one_worker_may_go_elsewhere() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from bench.lib.report import percentile
 from bench.simulator.fair_simulation import GOALS, FairSimulation, TenantResult, TenantTraffic
 from router.tenants.tenant import Tenant
@@ -39,8 +41,9 @@ def test_flood_at_ten_times_gets_no_more_than_its_weight() -> None:
         assert simulation.busy_s > 0.98 * 20.0 * len(simulation.prefill), "workers never idle"
 
 
-def test_urgency_gains_no_share() -> None:
-    simulation = FairSimulation()
+@pytest.mark.parametrize("prefill", [2, 4, 6])
+def test_urgency_gains_no_share(prefill: int) -> None:
+    simulation = FairSimulation(prefill=prefill)
     traffic = [
         TenantTraffic(A, rate(simulation, 3.0), priority=-100),
         TenantTraffic(B, rate(simulation, 3.0)),

@@ -90,6 +90,26 @@ def test_short_prompts_go_local_and_long_ones_do_not() -> None:
     assert computes(40, 4) == "p", "forty wait for it"
 
 
+def test_a_decode_worker_with_time_to_spare_computes_while_requests_wait_for_prefill_workers() -> (
+    None
+):
+    def computes(awaiting: int, batch: int = 8) -> str | None:
+        worker = prefill("p", queue_s=0.05, awaiting=awaiting)
+        return pick([worker], [decode("d", batch=batch)], 300).chosen.prefill
+
+    assert computes(0) == computes(1) == "p"
+    assert computes(10) is None
+    assert computes(10, batch=60) == "p", "sixty residents lose more than ten others wait"
+
+
+def test_requests_that_wait_do_not_make_a_prefix_be_computed_twice() -> None:
+    """The next one of them is computed after its prefix as soon as that is there."""
+    workers = [prefill("p", queue_s=2.0, coming=2000, awaiting=7), prefill("q")]
+    assert {
+        pick(workers, [decode("d", batch=40)], 2050, seed=n).chosen.prefill for n in range(9)
+    } == {"p"}
+
+
 def test_a_long_prompt_goes_local_where_it_is_cached() -> None:
     decodes = [decode("d", cached=1984, batch=1), decode("e")]
     chosen = pick([prefill("p", queue_s=0.5)], decodes, 2000).chosen
