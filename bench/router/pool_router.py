@@ -76,7 +76,7 @@ class PoolRouter:
         monitor = OverloadMonitor(queue, GOALS.ttft_s, lambda: clock.now)
         self._dispatcher = FairDispatcher(queue, monitor, lambda: clock.now, self._call_later)
         self._dispatcher.routers = lambda: self._pool.routers
-        self._placer.awaiting = queue.awaiting
+        self._placer.awaiting_each = queue.awaiting_each
         self._ledger.on_less_work = self._dispatcher.wake
         self._ledger.on_report = self._dispatcher.look_soon
         self._dispatcher._rng = Random(f"looks {number}")

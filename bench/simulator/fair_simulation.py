@@ -170,10 +170,13 @@ class SimulatedFairRouter:
     def place(self, traffic: TenantTraffic, level: float) -> RoutedWork | None:
         simulation = self._simulation
         query = PlacementQuery(traffic.prompt, max(2.0, self.estimates.outputs.mean), 1.0)
-        prefill = [self._state(name, level) for name in simulation.prefill]
+        waiting, routers = self.dispatcher.queue, len(simulation.routers)
+        awaiting = waiting.awaiting_each(simulation.prefill, routers)
+        prefill = [self._state(name, level, awaiting(name)) for name in simulation.prefill]
+        awaiting = waiting.awaiting_each(simulation.decode, routers)
         decode = [
             DecodeState(
-                self._state(name, level),
+                self._state(name, level, awaiting(name)),
                 simulation.rows[name],
                 ROWS,
                 1,
@@ -192,13 +195,12 @@ class SimulatedFairRouter:
         batched_s = STEP.prefill_s(0, queue.tokens + queue.others, CHUNK)
         return RoutedWork(chosen, batched_s, ExpectedCost(traffic.prompt, query.output))
 
-    def _state(self, name: str, level: float) -> PrefillState:
+    def _state(self, name: str, level: float, awaiting: float) -> PrefillState:
         queue = self.ledger.queue(name)
         others_s = STEP.prefill_s(0, queue.others, CHUNK) if queue.others else 0.0
         queue_s = queue.seconds(level, others_s, STEP.prefill_s(0, CHUNK, CHUNK))
         correction = self.estimates.correction(name)
-        others = max(0, len(self._simulation.routers) * self.dispatcher.queue.awaiting(name) - 1)
-        return PrefillState(name, STEP, CHUNK, queue_s, correction, 0, awaiting=others)
+        return PrefillState(name, STEP, CHUNK, queue_s, correction, 0, awaiting=awaiting)
 
 
 class FairSimulation:

@@ -33,6 +33,7 @@ One per router; ``ChoiceTurn`` submits.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import random
@@ -269,7 +270,7 @@ class FairDispatcher:
         self._refuse_late()
         look_s = _LOOK_S[1]
         blocked: set[str] = set()
-        least_urgent = -math.inf
+        in_vain: dict[str, int] = {}  # least urgent priority looked at, by tenant in their turns
         for request in self._looked_at(blocked):
             try:
                 routed = request.work.place()
@@ -281,11 +282,13 @@ class FairDispatcher:
             placement = routed.placement
             is_blocked = placement.p.instance in blocked
             queue_s = placed_queue_s(placement, routed.batched_s)
-            # A more urgent request sees room where those before it see none, and would take it from
-            # them for ever.
-            if request.priority < least_urgent and not placement.p.is_short:
-                queue_s = max(queue_s, routed.batched_s)
-            least_urgent = max(least_urgent, request.priority)
+            # A more urgent request sees room where tenants before its own see none, and would take
+            # it from them for ever.
+            name, priority = request.tenant.name, request.priority
+            before = itertools.takewhile(name.__ne__, in_vain)
+            if not placement.p.is_short and any(in_vain[tenant] > priority for tenant in before):
+                queue_s = max(queue_s, placement.p.correction * routed.batched_s)
+            in_vain[name] = max(priority, in_vain.get(name, priority))
             lacks_time = is_blocked or queue_s > ROOM_S
             self.queue.set_awaits(request, _awaited_worker(placement, lacks_time=lacks_time))
             if is_blocked and not placement.p.is_short:

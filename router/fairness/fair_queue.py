@@ -293,6 +293,14 @@ class FairQueue:
         """Return how many waiting requests lack only this worker's time for their prompt."""
         return self._awaiting[worker]
 
+    def awaiting_each(self, workers: Collection[str], routers: int) -> Callable[[str], float]:
+        """Return the function that estimates how many other requests wait for the time of one of
+        these ``workers`` in all routers: in each other router as many as here on average."""
+        here = sum(n for worker, n in self._awaiting.items() if worker in workers)
+        elsewhere = (routers - 1) * here / max(1, len(workers))
+        # The request for which this is asked may be one of them.
+        return lambda worker: max(0, self._awaiting[worker] - 1) + elsewhere
+
     def set_awaits(self, request: WaitingRequest, worker: str | None) -> None:
         """Record the prefill worker that is all that a waiting request lacks, as it has been placed
         again; None: it lacks something else, or nothing."""

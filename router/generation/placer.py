@@ -12,7 +12,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from protocol.block_keys import BLOCK_TOKENS
 from protocol.performance.step_model import DEFAULT_CHUNK, is_short_prompt
@@ -37,6 +37,9 @@ from router.placement.snapshot import (
 from router.workers.decode_link import DecodeLink
 from router.workers.pool import WorkerPool
 
+AwaitingEach: TypeAlias = Callable[[Collection[str], int], Callable[[str], float]]
+"""``FairQueue.awaiting_each``."""
+
 UNKNOWN_ORIGIN = RequestOrigin()
 
 
@@ -49,7 +52,6 @@ class PlacementView(NamedTuple):
     cached: dict[str, int]
     coming: dict[str, tuple[int, ExpectedPrefix]]  # more than cached, once it has been computed
     busy: dict[str, set[str]]  # engines that have work, by host
-    routers: int  # that send to the same workers
 
     def neighbours(self, record: WorkerRecord) -> int:
         """Return how many engines besides the worker's own are busy on its host."""
@@ -84,8 +86,7 @@ class Placer:
     """Places the requests of one router. Created with the router, holds no state of its own.
 
     ``announce`` is told each prompt that is sent, the predicted seconds to its first token, and the
-    digest of the request's id. ``awaiting`` returns how many requests of this router wait for
-    a worker's time."""
+    digest of the request's id. ``awaiting_each`` is that of the router's ``FairQueue``."""
 
     def __init__(
         self,
@@ -96,7 +97,7 @@ class Placer:
         goals: Objectives,
     ) -> None:
         self.announce: Callable[[ExpectedPrefix, float, int], None] = lambda *_: None
-        self.awaiting: Callable[[str], int] = lambda _instance: 0
+        self.awaiting_each: AwaitingEach = lambda *_: lambda _instance: 0.0
         self.estimates = estimates
         self._pool = pool
         self._index = index
@@ -233,8 +234,7 @@ class Placer:
                 cached[instance] = blocks
             elif math.ceil(prefix.level) <= math.ceil(level):
                 coming[instance] = blocks, prefix
-        about = (level, tokens, cached, coming)
-        return PlacementView(*about, self._busy_engines(), self._pool.routers)
+        return PlacementView(level, tokens, cached, coming, self._busy_engines())
 
     def _busy_engines(self) -> dict[str, set[str]]:
         busy: dict[str, set[str]] = {}
@@ -248,19 +248,24 @@ class Placer:
         return busy
 
     def _snapshot(self, view: PlacementView, avoid: Collection[str]) -> PlacementSnapshot:
+        routers = self._pool.routers
+        awaiting = self.awaiting_each(self._pool.prefill.keys(), routers)
         prefill = [
-            self._prefill_state(record, view)
+            self._prefill_state(record, view, awaiting)
             for record in self._pool.prefill.values()
             if not record.draining
         ]
         ready = [link for link in self._pool.links.values() if link.ready]
         able = [link for link in ready if not link.down] or ready
         fresh = [link for link in able if link.record.instance not in avoid]
-        decode = [self._decode_state(link, view) for link in fresh or able]
+        awaiting = self.awaiting_each(self._pool.links.keys(), routers)
+        decode = [self._decode_state(link, view, awaiting) for link in fresh or able]
         network = self.estimates.network(self._ledger.active)
         return PlacementSnapshot(prefill, decode, network, self.estimates.outputs.mean)
 
-    def _prefill_state(self, record: WorkerRecord, view: PlacementView) -> PrefillState:
+    def _prefill_state(
+        self, record: WorkerRecord, view: PlacementView, awaiting: Callable[[str], float]
+    ) -> PrefillState:
         instance = record.instance
         model = self._pool.step_model(instance)
         chunk = prefill_chunk(record)
@@ -281,16 +286,17 @@ class Placer:
                 beside_s = beside_longer_s(queue_s, short_s, step_s)
                 queue_s = short_s
         known = (instance, model, chunk, queue_s, correction, cached, coming)
-        waiting = view.routers * self.awaiting(instance)  # as many in each router
-        return PrefillState(*known, is_short, beside_s, max(0, waiting - 1))  # it may be one
+        return PrefillState(*known, is_short, beside_s, awaiting(instance))
 
-    def _decode_state(self, link: DecodeLink, view: PlacementView) -> DecodeState:
+    def _decode_state(
+        self, link: DecodeLink, view: PlacementView, awaiting: Callable[[str], float]
+    ) -> DecodeState:
         record = link.record
         load = link.load()
         pending = self._ledger.pending_kv.get(record.instance, 0)
         free, unused = (max(0, tokens - pending) for tokens in (load.kv_free, load.kv_unused))
         return DecodeState(
-            self._prefill_state(record, view),
+            self._prefill_state(record, view, awaiting),
             load.requests,
             record.max_batch,
             load.kv_total - load.kv_free,

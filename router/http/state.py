@@ -173,7 +173,7 @@ async def open_router_state(
         dispatcher.spread_s = lambda: look_spread_s(pool.routers, len(pool.prefill))
         await pool.start()
         placer = Placer(pool, index, ledger, estimates, settings.goals)
-        placer.awaiting = dispatcher.queue.awaiting
+        placer.awaiting_each = dispatcher.queue.awaiting_each
         if client is not None:
             about = (client, settings.cluster, registration.instance, ledger)
             exchange = PrefixExchange(*about, lambda: pool.routers > 1)

@@ -149,6 +149,12 @@ def objective_cost(x: float) -> float:
     return x + MISS_WEIGHT * (x - 1) if x > 1 else x
 
 
+def congestion_cost(awaiting: float, prefill_share: float) -> float:
+    """Return the cost of a prompt, which takes a share of the TTFT objective, to those that wait
+    for the worker. With more than an objective's work ahead they are late in any case."""
+    return min(1.0, awaiting * prefill_share)
+
+
 def usable_tokens(cached: int, tokens: int) -> int:
     """Return the cached tokens that need no compute: whole blocks, and never the last token."""
     return min(cached, (tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS)
@@ -207,7 +213,7 @@ def prefill_terms(
     return PrefillTerms(
         *(worker.instance, cached, fetch, worker.queue_s, prefill_s, ttft_s),
         *(worker.correction, tail, worker.busy_s / goals.ttft_s),
-        *(DELAY_SHARE * share, worker.is_short, worker.awaiting * share),
+        *(DELAY_SHARE * share, worker.is_short, congestion_cost(worker.awaiting, share)),
     )
 
 
@@ -277,10 +283,12 @@ def local_prefill_terms(
     imposed = objective_cost(per_token / goals.tpot_s) - objective_cost(
         decode.step_s / goals.tpot_s
     )
-    return (
-        alone._replace(prefill_s=prefill_s, ttft_s=max(begins, decode.wait_s) + prefill_s),
-        worker.batch * imposed,
+    terms = alone._replace(
+        prefill_s=prefill_s,
+        ttft_s=max(begins, decode.wait_s) + prefill_s,
+        congestion=congestion_cost(own.awaiting, prefill_s / goals.ttft_s),
     )
+    return terms, worker.batch * imposed
 
 
 def remote_placements(

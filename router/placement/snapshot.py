@@ -49,7 +49,7 @@ class PrefillState(NamedTuple):
     coming: int = 0  # those that will be there once the work in its queue is done
     is_short: bool = False  # what is not cached is a short prompt, computed beside longer ones
     beside_s: float = 0.0  # by which it takes longer beside these
-    awaiting: int = 0  # other requests that wait in routers for its time
+    awaiting: float = 0.0  # other requests that wait in routers for its time
 
     @property
     def reusable(self) -> int:

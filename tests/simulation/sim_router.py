@@ -156,7 +156,7 @@ class SimRouter:
         monitor = OverloadMonitor(queue, ROUTER_SETTINGS.goals.ttft_s, loop.time)
         self.dispatcher = FairDispatcher(queue, monitor, loop.time, loop.call_later)
         self.dispatcher.routers = lambda: self.pool.routers
-        placer.awaiting = queue.awaiting
+        placer.awaiting_each = queue.awaiting_each
         self.services = RoutingServices(
             pool=self.pool,
             placer=placer,

@@ -7,7 +7,7 @@ enter --room--> on_dispatch
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from random import Random
 
 from cluster.simulator.devices.clock import SimulatedClock
@@ -71,9 +71,9 @@ class RouterQueue:
         """Return the prompt tokens that wait, cached ones included."""
         return self._queue.prompt_tokens
 
-    def awaiting(self, worker: str) -> int:
-        """Return how many requests wait here for a worker's time."""
-        return self._queue.awaiting(worker)
+    def awaiting_each(self, workers: Collection[str], routers: int) -> Callable[[str], float]:
+        """``FairQueue.awaiting_each``."""
+        return self._queue.awaiting_each(workers, routers)
 
     def share_workers(self, routers: int, prefill: int) -> None:
         """Be one of ``routers`` that look for room on so many prefill workers."""

@@ -169,16 +169,20 @@ class SimulatedRouter:
         def rank(place: int) -> PreselectionRank:
             return self._decode_rank(self.decode.workers[place], query, held)
 
+        awaiting_p, awaiting_d = (
+            self.queue.awaiting_each(pool.places.keys(), self.terms.routers)
+            for pool in (self.prefill, self.decode)
+        )
+        near_p = self._preselect(self.prefill, queues.__getitem__, held)
+        near_d = self._preselect(self.decode, rank, held)
         snapshot = PlacementSnapshot(
             [
-                self._prefill_state(
-                    self.prefill.workers[place], queues[place], held, request.context
-                )
-                for place in self._preselect(self.prefill, queues.__getitem__, held)
+                self._prefill_state(worker, queues[place], held, request.context, awaiting_p)
+                for place, worker in ((place, self.prefill.workers[place]) for place in near_p)
             ],
             [
-                self._decode_state(self.decode.workers[place], held, request.context)
-                for place in self._preselect(self.decode, rank, held)
+                self._decode_state(self.decode.workers[place], held, request.context, awaiting_d)
+                for place in near_d
             ],
             self.estimates.network(self.ledger.active),
             self.estimates.outputs.mean,
@@ -210,7 +214,12 @@ class SimulatedRouter:
         return (near + [place for place in by_rank if place not in near])[:PRESELECTED]
 
     def _prefill_state(
-        self, worker: SimulatedWorker, queue_s: float, held: PromptPrefixes, tokens: int
+        self,
+        worker: SimulatedWorker,
+        queue_s: float,
+        held: PromptPrefixes,
+        tokens: int,
+        awaiting: Callable[[str], float],
     ) -> PrefillState:
         cached = held.cached.get(worker.name, 0) * CACHE_BLOCK_TOKENS
         coming = held.coming_tokens(worker.name)
@@ -223,16 +232,19 @@ class SimulatedRouter:
             step_s = worker.model.prefill_s(0, chunk, chunk)
             beside_s, queue_s = beside_longer_s(queue_s, short_s, step_s), short_s
         known = (worker.name, worker.model, chunk, queue_s, correction, cached, coming)
-        others = max(0, self.terms.routers * self.queue.awaiting(worker.name) - 1)
-        return PrefillState(*known, is_short, beside_s, others)
+        return PrefillState(*known, is_short, beside_s, awaiting(worker.name))
 
     def _decode_state(
-        self, worker: SimulatedWorker, held: PromptPrefixes, tokens: int
+        self,
+        worker: SimulatedWorker,
+        held: PromptPrefixes,
+        tokens: int,
+        awaiting: Callable[[str], float],
     ) -> DecodeState:
         queue_s = _queue_s(worker, self.ledger.queue(worker.name))
         batch, used, free = self._decode_load(worker)
         return DecodeState(
-            self._prefill_state(worker, queue_s, held, tokens),
+            self._prefill_state(worker, queue_s, held, tokens, awaiting),
             batch=batch,
             rows=worker.machine.max_batch,
             kv_used=used,

@@ -154,6 +154,17 @@ def test_first_of_those_that_await_none_of_the_blocked_workers() -> None:
     assert queue.all_await_compute and queue.first_beside(()) is None and not queue._awaited
 
 
+def test_others_that_await_a_worker_are_those_here_and_as_many_elsewhere() -> None:
+    requests = [waiting(A) for _ in range(5)]
+    queue, pool = new_queue(*requests), {"p0", "p1"}
+    for request, worker in zip(requests, ("p0", "p0", "p0", "d0", None), strict=True):
+        queue.set_awaits(request, worker)
+    alone, shared = (queue.awaiting_each(pool, routers) for routers in (1, 9))
+    assert (alone("p0"), alone("p1")) == (2, 0), "one of three may be the request that asks"
+    assert (shared("p0"), shared("p1")) == (2 + 8 * 1.5, 8 * 1.5)
+    assert queue.awaiting_each({"d0"}, 1)("d0") == 0
+
+
 def test_requests_in_the_order_in_which_they_were_placed() -> None:
     requests = [waiting(A, float(arrived)) for arrived in range(3)]
     queue = new_queue(*requests)

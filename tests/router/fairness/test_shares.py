@@ -38,7 +38,7 @@ def test_flood_at_ten_times_gets_no_more_than_its_weight() -> None:
         ]
         results = simulation.run(traffic, 20.0, warm_up_s=4.0)
         assert abs(share(results, "b") - due) < 0.05 * due
-        assert simulation.busy_s > 0.98 * 20.0 * len(simulation.prefill), "workers never idle"
+        assert simulation.busy_s > 0.98 * 20.0 * len(simulation._queues), "workers never idle"
 
 
 @pytest.mark.parametrize("prefill", [2, 4, 6])

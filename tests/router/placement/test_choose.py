@@ -94,20 +94,22 @@ def test_a_decode_worker_with_time_to_spare_computes_while_requests_wait_for_pre
     None
 ):
     def computes(awaiting: int, batch: int = 8) -> str | None:
+        decodes = [decode("d", batch=batch)]
         worker = prefill("p", queue_s=0.05, awaiting=awaiting)
-        return pick([worker], [decode("d", batch=batch)], 300).chosen.prefill
+        return pick([worker], decodes, 300).chosen.prefill
 
     assert computes(0) == computes(1) == "p"
     assert computes(10) is None
     assert computes(10, batch=60) == "p", "sixty residents lose more than ten others wait"
+    assert computes(10_000, batch=60) == "p", "these are late in any case"
 
 
 def test_requests_that_wait_do_not_make_a_prefix_be_computed_twice() -> None:
     """The next one of them is computed after its prefix as soon as that is there."""
+    decodes = [decode("d", batch=40)]
     workers = [prefill("p", queue_s=2.0, coming=2000, awaiting=7), prefill("q")]
-    assert {
-        pick(workers, [decode("d", batch=40)], 2050, seed=n).chosen.prefill for n in range(9)
-    } == {"p"}
+    placements = [pick(workers, decodes, 2050, seed).chosen for seed in range(9)]
+    assert {chosen.prefill for chosen in placements} == {"p"}
 
 
 def test_a_long_prompt_goes_local_where_it_is_cached() -> None:

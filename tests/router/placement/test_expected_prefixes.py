@@ -160,18 +160,6 @@ def test_a_short_prompt_goes_to_a_busy_worker_and_is_predicted_to_share_its_next
     assert len(pool.placed) == 4, "it is not short, and waits"
 
 
-def test_other_requests_that_wait_in_all_routers_are_counted() -> None:
-    """As many in each router as in this one, of which one may be the request itself."""
-    pool = SiblingPool(prefills=1, decodes=1)
-    pool.placer._pool.routers = 4  # type: ignore[misc]
-    pool.placer.awaiting = {"p0": 3, "d0": 0}.__getitem__
-    placed = pool.placer.place(Request(id="r", prompt=(5,) * 40), block_keys(ROOT, [5] * 40))
-    assert placed is not None
-    p0, d0 = ({c.p.instance: c.p for c in placed.choice.considered}[name] for name in ("p0", "d0"))
-    assert p0.congestion == pytest.approx(11 * p0.prefill_s / 20.0)
-    assert d0.congestion == 0
-
-
 def test_first_token_makes_it_cached_at_once_and_the_second_one_at_the_decode_worker() -> None:
     pool = SiblingPool(decodes=2)
     pool.enter([5] * COLD)
