@@ -23,7 +23,9 @@ of the workers that it has found without room, and places some others again, whi
 placed when another worker was the best. Short prompts need none: workers compute them beside longer
 ones, in up to a quarter of each step. While all that wait lack a worker's time for a longer prompt,
 a short one goes at once, as one does that a decode worker computes itself, unless others wait for
-this worker's time, too. Nothing overtakes one that waits for room in a decode worker.
+this worker's time, too. Nothing overtakes one that waits for room in a decode worker. An urgent
+request, which workers would compute before others, overtakes no tenant that is before its own
+where that one would have to wait for the others.
 
 Several routers would find room by the same report, and each send a prompt there before any of them
 hears of the others'. So a router that looks because of a report, or of the time, waits for a random
@@ -295,7 +297,7 @@ class FairDispatcher:
                 continue
             if queue_s <= ROOM_S:
                 if not has_decode_room(placement):
-                    return look_s
+                    return look_s  # nothing overtakes one that waits for its decode worker
                 self._dispatch(request, routed)
                 return None
             blocked.add(placement.p.instance)

@@ -335,6 +335,27 @@ def test_prefill_worker_that_gets_idle_is_used_whatever_waits_ahead() -> None:
     assert other.was_sent() and not any(work.was_sent() for work in holders)
 
 
+@pytest.mark.parametrize(("tenant", "is_sent"), [(A, True), (B, False)])
+def test_an_urgent_request_sees_room_before_those_of_its_own_tenant_alone(
+    tenant: Tenant, is_sent: bool
+) -> None:
+    """It once took each worker from tenants before its own that had to wait for less urgent
+    prompts there."""
+    router = Router()
+    router.filled(2)
+    urgent = FakeWork(BUSY)
+    router.submit(urgent, tenant, priority=-1)
+    router.wait(0.2)
+    router.dispatcher.counters.charge("b", 1000.0)
+    urgent.now, urgent.batched_s = placement("q"), 3.0
+    router.ledger.report("q", 0)
+    router.wait(0.2)
+    assert urgent.was_sent() is is_sent
+    urgent.batched_s = 0.0
+    router.wait(0.2)
+    assert urgent.was_sent()
+
+
 def test_each_prefill_worker_that_is_awaited_is_looked_at() -> None:
     router = Router()
     works = [router.filled(5, placement(f"p{i}", queue_s=3.0)) for i in range(4)]

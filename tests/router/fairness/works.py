@@ -38,7 +38,8 @@ class UnusedWork:
 
 
 class FakeWork:
-    """Work that goes where ``now`` says, or ``ahead_now`` if it goes ahead of others."""
+    """Work that goes where ``now`` says, or ``ahead_now`` if it goes ahead of others. It sees all
+    prompts of the worker unless ``batched_s`` says that there are others, which are less urgent."""
 
     def __init__(self, now: Placement | None, tokens: float = 100.0) -> None:
         self.now = now
@@ -47,6 +48,7 @@ class FakeWork:
         self.dispatched: bool | None = None  # whether it went ahead
         self.error: ApiError | None = None
         self.fails = False
+        self.batched_s = 0.0
         self.prompt_tokens = round(tokens)
         self._cost = ExpectedCost(tokens, 0)
         self._ahead = False
@@ -55,7 +57,9 @@ class FakeWork:
         self.placed += 1
         self._ahead = ahead
         now = self.ahead_now if ahead else self.now
-        return None if now is None else RoutedWork(now, now.p.queue_s, self._cost)
+        return (
+            None if now is None else RoutedWork(now, max(now.p.queue_s, self.batched_s), self._cost)
+        )
 
     def dispatch(self) -> None:
         if self.fails:
