@@ -46,8 +46,8 @@ async def garbled(pool: Standalone) -> None:
                 elif kind == b"set":
                     await client.sadd(key, os.urandom(9), "f" * 32)
                 else:
-                    await client.delete(key)
-                    await client.rpush(key, os.urandom(99))
+                    async with client.pipeline(transaction=True) as both:  # workers write, too
+                        await both.delete(key).rpush(key, os.urandom(99)).execute()
             await asyncio.sleep(0.15)
 
 
