@@ -173,17 +173,15 @@ class SimulatedRouter:
             self.queue.awaiting_each(pool.places.keys(), self.terms.routers)
             for pool in (self.prefill, self.decode)
         )
+        prefill, decode, tokens = self.prefill.workers, self.decode.workers, request.context
         near_p = self._preselect(self.prefill, queues.__getitem__, held)
         near_d = self._preselect(self.decode, rank, held)
         snapshot = PlacementSnapshot(
             [
-                self._prefill_state(worker, queues[place], held, request.context, awaiting_p)
-                for place, worker in ((place, self.prefill.workers[place]) for place in near_p)
+                self._prefill_state(prefill[place], queues[place], held, tokens, awaiting_p)
+                for place in near_p
             ],
-            [
-                self._decode_state(self.decode.workers[place], held, request.context, awaiting_d)
-                for place in near_d
-            ],
+            [self._decode_state(decode[place], held, tokens, awaiting_d) for place in near_d],
             self.estimates.network(self.ledger.active),
             self.estimates.outputs.mean,
         )
