@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from protocol.requests import Request
 from router.fairness.fair_queue import (
     AGE_S,
     MOST_COUNTED,
@@ -17,7 +18,9 @@ from router.fairness.fair_queue import (
 from router.fairness.virtual_counters import ExpectedCost, VirtualCounters
 from router.placement.admission import AdmissionLimits
 from router.tenants.tenant import Tenant
+from tests.router.conftest import Start
 from tests.router.fairness.works import UnusedWork
+from tests.router.fake_worker import outputs
 
 A, B = Tenant("a"), Tenant("b")
 LIMITS = AdmissionLimits(10.0)
@@ -163,6 +166,21 @@ def test_others_that_await_a_worker_are_those_here_and_as_many_elsewhere() -> No
     assert (alone("p0"), alone("p1")) == (2, 0), "one of three may be the request that asks"
     assert (shared("p0"), shared("p1")) == (2 + 8 * 1.5, 8 * 1.5)
     assert queue.awaiting_each({"d0"}, 1)("d0") == 0
+
+
+async def test_a_placement_knows_what_waits_in_all_routers(start: Start) -> None:
+    cluster = await start(outputs())
+    state, [worker] = cluster.app.state.router, cluster.workers
+    for link in state.pool.links.values():
+        link.routers = 4
+    for _ in range(3):
+        request = waiting(A)
+        state.dispatcher.queue.push(request)
+        state.dispatcher.queue.set_awaits(request, worker.instance)
+    chosen = state.placer.place(Request(id="r", prompt=(5,) * 40), []).choice.chosen
+    share = chosen.p.prefill_s / state.settings.goals.ttft_s
+    assert chosen.p.congestion == pytest.approx((2 + 3 * 3) * share)
+    assert share > 0 and state.dispatcher.routers() == 4
 
 
 def test_requests_in_the_order_in_which_they_were_placed() -> None:
