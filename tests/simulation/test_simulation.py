@@ -18,7 +18,7 @@ from tests.simulation.runner import SeedResult, Simulation
 
 pytestmark = pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning")
 
-SEEDS = 800
+SEEDS = 600
 MANY_SEEDS = 200_000
 PARTS = 8
 """Tests that share the seeds, so that the slowest test of the suite is none of them."""
