@@ -272,8 +272,8 @@ def legend(plan: DeploymentPlan) -> list[str]:
         f"Assumed, not measured: products reach {' and '.join(f'{c:.0%}' for c in shares)} of a"
         f" GPU's dense FLOPs, steps {e.bandwidth:.0%} of its bandwidth, and cost"
         f" {e.overhead_s * 1e3:g} ms of overhead (--compute-efficiency, --bandwidth-efficiency,"
-        " --overhead-ms), which fits published throughputs of TensorRT-LLM. A running cluster's own"
-        " figures (`baton status --json`) are better.",
+        " --overhead-ms), which fits published throughputs of TensorRT-LLM. What workers measure is"
+        " better: `baton simulate` takes it (machines.POOL.step).",
         "Used: share of what the workers can serve within the objectives. Steps run: share of the"
         " time, as `baton simulate` reports it: a decode worker runs steps whenever it has a"
         " sequence, so this is near 100% long before the worker is full.",

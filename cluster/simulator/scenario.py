@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 import yaml
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
 from cluster.config.schema import AutoscalerSection, Section
 from cluster.sizing.snapshot import SloTargets
@@ -15,6 +15,7 @@ from cluster.workloads.distributions import FORMS, ArrivalKind, parse_length
 from engine.kv_cache.kv_format import Precision
 from protocol.errors import StartupError, UsageError
 from protocol.performance.speculation_profile import SpeculationProfile
+from protocol.performance.step_model import parse_step_model
 from protocol.roles import ROLES, Role
 
 LARGEST = 1e9
@@ -39,6 +40,15 @@ def _parse_drafts(given: object) -> SpeculationProfile | None:
     return found
 
 
+def _check_step(given: tuple[float, ...] | None) -> tuple[float, ...] | None:
+    if given is not None and parse_step_model(given) is None:
+        raise ValueError(
+            "expected five coefficients from 0 to 60 s, or these and the rows, KV tokens and prompt"
+            f" tokens of the largest step, not {list(given)}"
+        )
+    return given
+
+
 Drafts: TypeAlias = Annotated[Any, BeforeValidator(_parse_drafts)]
 
 
@@ -50,10 +60,10 @@ def _check_unused(section: Section, names: tuple[str, ...], why: str) -> None:
 
 
 class MachineSection(Section):
-    """A machine by its step coefficients, as `baton status --json` prints them, or by GPU and
-    model, as for `baton plan`."""
+    """A machine by the fields of its ``StepModel``, the coefficients at least, as in the snapshots
+    of an autoscaler's log, or by GPU and model, as for `baton plan`."""
 
-    step: tuple[NotNegative, NotNegative, NotNegative, NotNegative, NotNegative] | None = None
+    step: Annotated[tuple[float, ...] | None, AfterValidator(_check_step)] = None
     gpu: str | None = None
     model: str | None = None
     tp: Annotated[int, Field(ge=1, le=64)] = 1  # GPUs of a worker; step is of all of them together
@@ -195,7 +205,7 @@ class ObjectivesSection(Section):
 
 class RoutingSection(Section):
     admission_ttft_ms: Positive | None = None  # None: as of a router
-    admission_queue_ms: Positive | None = None  # None: no bound
+    admission_queue_ms: Positive | None = None  # None: as of a router
     path_ms: NotNegative = 4.0  # to a prefill worker and back
     routers: Annotated[int, Field(ge=1, le=64)] = 1  # requests go to them by turns
     load_age_ms: NotNegative = 0.0  # between reports of workers; 0: the only router knows all

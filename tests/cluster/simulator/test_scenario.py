@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from cluster.simulator.scenario import (
 )
 from cluster.simulator.simulation import scenario_machines, simulate
 from cluster.simulator.traffic import scenario_requests
+from cluster.sizing.decision import encode_record
 from cluster.sizing.snapshot import MachineModel
 from protocol.errors import StartupError
 from tests.cluster.simulator.scenarios import MACHINE, mix, scenario
@@ -62,6 +64,7 @@ def test_requests_of_a_mix_that_begins_after_the_end_are_none() -> None:
         ({"machines": {"prefill": {"gpu": "H100"}}}, "expected step (five coefficients"),
         ({"machines": {"prefill": {"step": [1, 2]}}}, "machines.prefill.step"),
         ({"machines": {"prefill": {"step": [0.1] * 5}}}, "kv_tokens and kv_bytes"),
+        ({"machines": {"prefill": {**MACHINE, "step": [0.1] * 6}}}, "and the rows, KV tokens"),
         (
             {"machines": {"prefill": {**MACHINE, "step": [0, 0, 0, 1e-3, 0]}}},
             "step: a step that decodes takes no time",
@@ -132,6 +135,16 @@ def test_measured_prefill_workers_go_with_decode_workers_of_exact_kv() -> None:
     exact = {**GPU, "kv_precision": "exact"}
     of = parse_scenario(raw(machines={"prefill": MACHINE, "decode": exact}))
     assert of.machines.of("decode").kv_precision == "exact"
+
+
+def test_a_machine_of_an_autoscaler_s_log_is_one_of_a_scenario() -> None:
+    """What workers measure: the coefficients, and the largest steps that they are known for."""
+    measured = {**MACHINE, "step": [*MACHINE["step"], 64.0, 1e5, 1e5]}
+    of = raw(machines={"prefill": measured}, autoscaler={"mode": "advise"})
+    line = encode_record(simulate(parse_scenario(of), keep_records=True).records[-1])
+    logged = json.loads(line)["snapshot"]["machines"]["decode"]
+    assert {key: logged[key] for key in MACHINE} == measured
+    assert parse_scenario(raw(machines={"prefill": {key: logged[key] for key in MACHINE}}))
 
 
 def test_the_word_off_is_a_mode_in_yaml_too() -> None:
