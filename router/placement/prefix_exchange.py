@@ -8,9 +8,9 @@ choose a worker meanwhile do not know of each other's prompts: with eight of the
 tenth of the first tokens takes half as long again (``bench/router/many_routers.py``).
 
 A prefix that a worker computes is in no cache event yet. Siblings that come to other routers
-meanwhile would be computed again. An entry holds the keys of the blocks that are computed, and how long that may
-take. It is a hint: if one is lost, a prefix is computed twice; if one is wrong, a prediction is
-wrong; and nothing is remembered longer than MOST_S.
+meanwhile would be computed again. An entry holds the keys of the blocks that are computed, and how
+long that may take. It is a hint: if one is lost, a prefix is computed twice; if one is wrong, a
+prediction is wrong; and nothing is remembered longer than MOST_S.
 """
 
 from __future__ import annotations
