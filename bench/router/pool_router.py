@@ -26,6 +26,7 @@ from router.placement.admission import AdmissionLimits
 from router.placement.estimates import RoutingEstimates
 from router.placement.expected_prefixes import ExpectedPrefix
 from router.placement.ledger import PlacementTicket, QueuedPrompts, WorkLedger
+from router.placement.prefix_exchange import sent_prompt, take_sent
 from router.placement.prefix_index import PrefixIndex
 from router.placement.snapshot import Objectives, RequestOrigin
 from router.tenants.tenant import Tenant
@@ -135,9 +136,9 @@ class PoolRouter:
             refuse(error)
 
     def _announce(self, prefix: ExpectedPrefix, seconds: float, digest: int) -> None:
-        at = self._clock.now + EXCHANGE_S
+        sent = sent_prompt(str(self._number), prefix, seconds, digest)
         for router in self.others:
-            self._clock.at(at, router._ledger.announce, prefix.instance, digest, prefix.tokens)
+            self._clock.at(self._clock.now + EXCHANGE_S, take_sent, router._ledger, sent)
 
     def _submit(self, turn: PoolTurn, placed: PlacedRequest) -> None:
         self._ids += 1

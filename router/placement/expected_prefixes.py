@@ -30,12 +30,22 @@ SAMPLE_BLOCKS = 8
 LINGER_S = 2.0
 """From a first token until the events of its worker have come: twice their usual delay at most."""
 
+FACTOR = 2.0
+"""Times the predicted seconds until a prompt is computed, for which other routers remember it."""
+MOST_S = 30.0
+"""For which they remember it at most."""
+
 MOST_SIBLINGS = 4
 """Further prompts of one prefix at one worker that are remembered: one of them takes the place of
 the first, should that end early."""
 
 MAX_SAMPLES = 1 << 18
 """Entries of one router, about 300 bytes each; further prefixes are not remembered."""
+
+
+def remembered_s(seconds: float) -> float:
+    """Return for how long other routers remember a prompt that is computed in about ``seconds``."""
+    return min(FACTOR * seconds + LINGER_S, MOST_S)
 
 
 class ExpectedPrefix:

@@ -28,7 +28,12 @@ from redis.exceptions import RedisError
 from protocol.block_keys import BLOCK_TOKENS, KEY_BYTES
 from protocol.kv_events import FIELD, split_keys
 from protocol.registry.untrusted import decode_untrusted
-from router.placement.expected_prefixes import LINGER_S, SAMPLE_BLOCKS, ExpectedPrefix
+from router.placement.expected_prefixes import (
+    MOST_S,
+    SAMPLE_BLOCKS,
+    ExpectedPrefix,
+    remembered_s,
+)
 from router.placement.ledger import WorkLedger
 
 log = logging.getLogger(__name__)
@@ -41,9 +46,6 @@ STREAM_ENTRIES = 256  # that Redis keeps
 EXPIRE_MS = 30_000  # the stream outlives its last entry by this
 MOST_KEYS = 4096  # of one prompt: 128k tokens
 MOST_TOKENS = 1 << 21  # of one prompt, more than any context
-MOST_S = 30.0
-FACTOR = 2.0
-"""Times the predicted seconds until a prompt is computed, for which it is remembered."""
 
 _Reply = list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]  # XREAD's: stream, (id, fields)
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
@@ -71,6 +73,25 @@ class SentPrompt(msgspec.Struct, array_like=True, frozen=True):
 
 MOST_BYTES = MOST_KEYS * KEY_BYTES + 1024
 _DECODER = msgspec.msgpack.Decoder(SentPrompt)
+
+
+def sent_prompt(router: str, prefix: ExpectedPrefix, seconds: float, digest: int) -> SentPrompt:
+    """Return what a router tells the others of a prompt that will be computed in about
+    ``seconds``."""
+    cached = len(prefix.keys) - 1 - prefix.tokens // BLOCK_TOKENS
+    first = max(0, cached) // SAMPLE_BLOCKS * SAMPLE_BLOCKS
+    # Nothing leads to a prompt whose prefix is on its way already.
+    keys = b"".join(prefix.keys[first : first + MOST_KEYS]) if prefix.is_new else b""
+    about = (router, prefix.instance, first, prefix.tokens, prefix.level)
+    return SentPrompt(*about, remembered_s(seconds), keys, digest)
+
+
+def take_sent(ledger: WorkLedger, sent: SentPrompt) -> None:
+    """Enter what another router has sent."""
+    keys, about = split_keys(sent.keys), (sent.tokens, sent.level, sent.first, sent.seconds)
+    ledger.expected.add_of_other(sent.instance, keys, *about)
+    if sent.digest:
+        ledger.announce(sent.instance, sent.digest, sent.tokens)
 
 
 class PrefixExchange:
@@ -112,15 +133,7 @@ class PrefixExchange:
         """Tell the others of a prompt that will be computed in about ``seconds``."""
         if len(self._pending) >= ENTRIES or not self._others():
             return
-        cached = len(prefix.keys) - 1 - prefix.tokens // BLOCK_TOKENS
-        first = max(0, cached) // SAMPLE_BLOCKS * SAMPLE_BLOCKS
-        # Nothing leads to a prompt whose prefix is on its way already.
-        keys = b"".join(prefix.keys[first : first + MOST_KEYS]) if prefix.is_new else b""
-        left_s = min(FACTOR * seconds + LINGER_S, MOST_S)
-        sent = SentPrompt(
-            *(self._router, prefix.instance, first, prefix.tokens, prefix.level, left_s, keys),
-            digest,
-        )
+        sent = sent_prompt(self._router, prefix, seconds, digest)
         self._pending.append(msgspec.msgpack.encode(sent))
         self._wake.set()
 
@@ -159,11 +172,7 @@ class PrefixExchange:
             self._last = "$"
         for _, entries in cast("_Reply", reply):
             for sent in self._decoded(entries):
-                keys = split_keys(sent.keys)
-                about = (sent.tokens, sent.level, sent.first, sent.seconds)
-                self._ledger.expected.add_of_other(sent.instance, keys, *about)
-                if sent.digest:
-                    self._ledger.announce(sent.instance, sent.digest, sent.tokens)
+                take_sent(self._ledger, sent)
 
     def _decoded(self, entries: list[tuple[bytes, dict[bytes, bytes]]]) -> Iterator[SentPrompt]:
         """Yield what other routers have sent; what is in Redis may be garbage."""

@@ -34,7 +34,7 @@ from router.placement.choose import (
 )
 from router.placement.cost import Placement, beside_longer_s, queued_prompts_s, usable_tokens
 from router.placement.estimates import RoutingEstimates
-from router.placement.expected_prefixes import ExpectedPrefix
+from router.placement.expected_prefixes import ExpectedPrefix, remembered_s
 from router.placement.ledger import DecodeLoad, PromptQueue, WorkLedger, short_level
 from router.placement.prefix_index import PrefixIndex
 from router.placement.snapshot import (
@@ -296,7 +296,14 @@ class SimulatedRouter:
             keys=request.blocks if chosen.p.fetch is None else (),
         )
         for other in self.others:  # until a report, which has what was sent before
-            other.ledger.announce(chosen.p.instance, 1 + request.number, tokens)
+            other._hear_of(request.ticket.prefix, chosen.ttft_s, 1 + request.number)
+
+    def _hear_of(self, prefix: ExpectedPrefix, seconds: float, digest: int) -> None:
+        """Count a prompt that another router has sent, and know its prefix."""
+        self.ledger.announce(prefix.instance, digest, prefix.tokens)
+        if prefix.is_new:
+            about = (prefix.tokens, prefix.level, prefix.first, remembered_s(seconds))
+            self.ledger.expected.add_of_other(prefix.instance, prefix.keys, *about)
 
     def release(self, request: SimulatedRequest) -> None:
         """Forget an attempt that has ended."""

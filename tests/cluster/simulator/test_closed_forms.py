@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from bench.lib.routing_policies import least_loaded
 from cluster.simulator.devices.request import SimulatedRequest
 from cluster.simulator.devices.router_queue import OnDispatch, RouterQueue
+from cluster.simulator.scenario import parse_scenario
 from cluster.simulator.simulation import Simulation, scenario_machines, simulate
 from cluster.simulator.traffic import scenario_requests
 from cluster.sizing.policy import decide
 from router.placement.cost import LOCAL_PATH_S
+from router.placement.expected_prefixes import ExpectedPrefixes
 from router.placement.ledger import WorkLedger
-from tests.cluster.simulator.scenarios import NO_DEADLINE, PATH_S, mix, scenario
+from tests.cluster.simulator.scenarios import MACHINE, NO_DEADLINE, PATH_S, mix, scenario
 
 ONE_BY_ONE = {"chunk": 100}  # a prompt of 100 tokens fills a prefill step
 
@@ -322,3 +327,35 @@ def test_routers_that_know_each_others_requests_late_make_prompts_wait(
     monkeypatch.setattr(WorkLedger, "announce", lambda *_: None)
     assert ttft_s(4, 100) < 1.25 * alone_s
     assert ttft_s(4, 2000) > 1.3 * alone_s
+
+
+def test_siblings_that_come_to_other_routers_go_where_their_prefix_is_computed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of four requests with a cold prefix of 5 s, 0.1 s apart, three find it. Reports are old."""
+    trace = tmp_path / "siblings.jsonl"
+    trace.write_text(
+        "".join(
+            json.dumps(
+                {
+                    "timestamp": 4000 * group + 100 * sibling,
+                    "input_length": 5130,
+                    "output_length": 5,
+                    "hash_ids": [*range(10 * group, 10 * group + 10), 1000 + 4 * group + sibling],
+                }
+            )
+            + "\n"
+            for group in range(20)
+            for sibling in range(4)
+        )
+    )
+
+    def cached(routers: int, load_age_ms: float) -> float:
+        many = {"routers": routers, "load_age_ms": load_age_ms, "admission_ttft_ms": 1e9}
+        raw = {"machines": {"prefill": MACHINE}, "pools": {"prefill": 4, "decode": 4}}
+        of = parse_scenario({**raw, "traffic": {"trace": str(trace)}, "routing": many})
+        return simulate(of).result.cached_share
+
+    assert cached(4, 1000) == pytest.approx(cached(1, 0)) and cached(1, 0) > 0.7
+    monkeypatch.setattr(ExpectedPrefixes, "add_of_other", lambda *_: None)
+    assert cached(4, 1000) < 0.3
