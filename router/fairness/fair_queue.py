@@ -298,8 +298,8 @@ class FairQueue:
         these ``workers`` in all routers: in each other router as many as here on average."""
         here = sum(n for worker, n in self._awaiting.items() if worker in workers)
         elsewhere = (routers - 1) * here / max(1, len(workers))
-        # The request for which this is asked may be one of them. A new one is none and sees too few:
-        # with an exact count several routers send decode workers more than they have time for.
+        # The request for which this is asked may be one of them. A new one is none, and sees too
+        # few: with an exact count several routers send decode workers more than they have time for.
         return lambda worker: max(0, self._awaiting[worker] - 1) + elsewhere
 
     def set_awaits(self, request: WaitingRequest, worker: str | None) -> None:
