@@ -62,9 +62,6 @@ class Efficiency(msgspec.Struct, frozen=True, kw_only=True):
 
 
 ASSUMED = Efficiency()
-SPEED_OF_LIGHT = Efficiency(
-    compute=1.0, bandwidth=1.0, activations=0.0, links=1.0, hop_s=0.0, overhead_s=0.0
-)
 
 
 class GpuRates(msgspec.Struct, frozen=True, kw_only=True):

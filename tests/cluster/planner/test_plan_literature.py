@@ -6,11 +6,14 @@ import pytest
 
 from cluster.planner.gpus import find_gpu
 from cluster.planner.model_shape import find_model
-from cluster.planner.roofline import SPEED_OF_LIGHT, gpu_rates, kv_pool_tokens, step_model
+from cluster.planner.roofline import Efficiency, gpu_rates, kv_pool_tokens, step_model
 from engine.kv_cache.kv_format import Codec
 from protocol.performance.speculation_profile import SpeculationProfile, decode_pace
 from protocol.performance.step_model import StepModel
 
+SPEED_OF_LIGHT = Efficiency(
+    compute=1.0, bandwidth=1.0, activations=0.0, links=1.0, hop_s=0.0, overhead_s=0.0
+)
 EIGHT = "params=8e9,layers=32,kv_heads=8,head_dim=128,heads=32"
 SEVENTY = "params=70e9,layers=80,kv_heads=8,head_dim=128,heads=64"
 
