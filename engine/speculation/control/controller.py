@@ -120,10 +120,13 @@ class Controller(DraftLengthPolicy):
             return []
         self._decided_at, self._chunk = self._step, chunk_tokens
         batch = self._tracker.group(decoding, self._step)
-        costs = self._batch_costs(decoding, chunk_tokens)
+        kv_tokens = sum([s.computed for s in decoding])
+        costs = self._batch_costs(len(decoding), chunk_tokens, kv_tokens)
         gains, rows = self._tracker.expected(batch, self._step)
         choice = choose_draft_lengths(gains, rows, costs)
-        self._estimate.add(gains, rows, costs, self._costs.filter(len(decoding)).verify)
+        verify = self._costs.filter(len(decoding)).verify
+        overhead_s = self._costs.overhead(len(decoding), kv_tokens)
+        self._estimate.add(gains, rows, costs, verify, overhead_s)
         self._exploration.judge(batch, choice, self._step)
         margin = 0.0 if self._pays else self._margin(batch, choice)
         pays = self._pays = choice.speedup > 1.0 + margin
@@ -166,9 +169,8 @@ class Controller(DraftLengthPolicy):
         self._next_decision = min(self._next_decision, self._exploration.due)
         return self._exploration.due > self._step
 
-    def _batch_costs(self, decoding: Sequence[Running], chunk_tokens: int) -> BatchCosts:
-        batch, costs = len(decoding), self._costs
-        kv_tokens = sum([s.computed for s in decoding])
+    def _batch_costs(self, batch: int, chunk_tokens: int, kv_tokens: int) -> BatchCosts:
+        costs = self._costs
         return BatchCosts(
             plain=costs.plain(batch, kv_tokens),
             verify=costs.verify(batch, batch * self._most, chunk_tokens, kv_tokens),

@@ -206,6 +206,14 @@ class StepCostModel:
         """Return the seconds of a plain step."""
         return self.filter(batch).plain * self.predicted(batch, kv_tokens)
 
+    def overhead(self, batch: int, kv_tokens: int) -> float:
+        """Return the seconds of verifying at all, beyond those of a plain step by the model that
+        the engine reports. That model is fitted to steps with drafts as well, so that it contains
+        some of them where the engine drafts."""
+        fitted, verify = self.fitted(), self.filter(batch).verify * self.predicted(batch, kv_tokens)
+        plain = self.plain(batch, kv_tokens) if fitted is None else fitted.decode_s(batch, kv_tokens)
+        return max(0.0, verify - plain)
+
     def verify(self, batch: int, nodes: int, chunk_tokens: int, kv_tokens: int) -> Vector:
         """Return the seconds [nodes + 1] of the model's pass with 0 .. nodes. The time of a prefill
         chunk in the same step is not attributed to the nodes, but nodes cost more beside it where

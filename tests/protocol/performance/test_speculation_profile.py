@@ -72,30 +72,35 @@ def test_drafts_of_a_step_are_limited() -> None:
 
 
 def test_the_chosen_length_is_that_of_the_worker_s_own_choice() -> None:
-    """For equal sequences, ``choose_draft_lengths`` has the same best number of tokens a second."""
+    """``choose_draft_lengths`` has the same best number of tokens a second for equal sequences."""
     random = Random(1)
-    for _ in range(200):
+    for _ in range(400):
         places, batch = random.randint(1, 8), random.choice((1, 4, 16, 64))
         profile = SpeculationProfile(
             accept=tuple(random.uniform(0.2, 1.0) for _ in range(places)),
             per_pass_s=random.choice((0.0, 1e-4, 1e-3)),
             per_node_s=random.choice((0.0, 1e-6)),
+            per_sequence_s=random.choice((0.0, 1e-5)),
+            per_step_s=random.choice((0.0, 1e-3)),
             row_s=random.choice((0.0, 1e-6, 1e-5, 1e-4)),
+            free_rows=random.choice((0.0, 2.0 * batch, 4.0 * batch)),
             passes_per_node=random.choice((0.0, 1.0)),
-            most_nodes=batch * places,
+            most_nodes=random.choice((batch * places, 24, 256)),
         )
         plain_s = MODEL.decode_s(batch, 500 * batch)
-        nodes = np.arange(places + 1)
+        rows = batch + np.arange(batch * places + 1)
+        free, nodes = max(profile.free_rows, batch), np.arange(places + 1)
+        passes = np.ceil(np.minimum(nodes, 1 + (nodes - 1) * profile.passes_per_node))
         costs = BatchCosts(
             plain=plain_s,
-            verify=np.asarray(plain_s + batch * profile.row_s * nodes),
-            passes=np.ceil(np.minimum(nodes, 1 + (nodes - 1) * profile.passes_per_node)).astype(
-                np.int64
-            ),
+            verify=plain_s + profile.per_step_s + profile.row_s * np.maximum(0.0, rows - free),
+            passes=passes.astype(np.int64),
             per_pass=profile.per_pass_s,
-            per_node=batch * profile.per_node_s,
+            per_node=profile.per_node_s,
+            per_sequence=profile.per_sequence_s,
+            most=profile.most_nodes,
         )
-        gains = np.multiply.accumulate(np.array([profile.accept]), axis=1)
+        gains = np.tile(np.multiply.accumulate(profile.accept), (batch, 1))
         best = choose_draft_lengths(gains, np.ones_like(gains), costs)
         found = decode_pace(MODEL, profile, batch, 500 * batch)
         assert plain_s / found.tpot_s == pytest.approx(max(1.0, best.speedup))
