@@ -23,39 +23,20 @@ from engine.scheduling.sequence import Sequence as Running
 from engine.speculation.draft_source import DraftMethod, DraftSource
 from engine.speculation.drafts import Drafts
 from engine.speculation.proposers.ngram import NgramProposer
-from engine.speculation.proposers.proposer import VerifiedStep
+from engine.speculation.proposers.proposer import Proposer
 from protocol.block_keys import BLOCK_TOKENS
 
 TextOf = Callable[[str], Sequence[int]]
 """Returns all tokens of the request with a given id, prompt and output."""
 
 
-class _FreeProposer:
-    """A proposer that needs no model pass and keeps no state."""
-
-    wants_hidden = False
-    caught_up_s = 0.0
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-
-    def passes(self, nodes: int) -> int:
-        return 0
-
-    def observe(self, step: VerifiedStep) -> None:
-        pass
-
-    def forget(self, leases: Sequence[int]) -> None:
-        pass
-
-
-class RandomProposer(_FreeProposer):
+class RandomProposer(Proposer):
     """Proposes random tokens, which are hardly ever accepted."""
 
     name = "random"
 
     def __init__(self, most: int, vocab: int) -> None:
-        super().__init__(most)
+        self.most = most
         self._vocab = vocab
         self._generator = torch.Generator().manual_seed(0)
 
@@ -66,7 +47,7 @@ class RandomProposer(_FreeProposer):
         return Drafts(wanted, tokens)
 
 
-class SyntheticProposer(_FreeProposer):
+class SyntheticProposer(Proposer):
     """Proposes each token of the known text with probability ``acceptance``, else a wrong one.
 
     It stands for a draft model with that acceptance rate where none has been trained.
@@ -75,7 +56,7 @@ class SyntheticProposer(_FreeProposer):
     name = "synthetic"
 
     def __init__(self, most: int, text: TextOf, acceptance: float) -> None:
-        super().__init__(most)
+        self.most = most
         self._text, self._acceptance = text, acceptance
         self._draw = random.Random(0)
 

@@ -7,7 +7,6 @@ the doctor and the planner call this module.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -110,11 +109,6 @@ def detect_draft_kind(folder: Path) -> DraftKind:
     if any(_MEDUSA.match(name) for name in names):
         return "medusa"
     return "eagle" if {"fc.weight", "model.fc.weight"} & set(names) else "draft"
-
-
-def is_eagle3(names: Collection[str]) -> bool:
-    """Return whether an EAGLE head is EAGLE-3, which norms the features its layer takes."""
-    return any(name.endswith(".hidden_norm.weight") for name in names)
 
 
 def refuse_pickles(folder: Path) -> None:

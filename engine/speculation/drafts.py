@@ -29,14 +29,6 @@ class Drafts:
         return list(self.parents[start : start + count])
 
 
-def node_depths(parents: Sequence[int]) -> list[int]:
-    """Return the depth of each node of one tree; children of ROOT have depth 1."""
-    out: list[int] = []
-    for parent in parents:
-        out.append(1 if parent == ROOT else out[parent] + 1)
-    return out
-
-
 def first_path(parents: Sequence[int]) -> list[int]:
     """Return the nodes of the path that starts at ROOT and always takes the first child."""
     path: list[int] = []

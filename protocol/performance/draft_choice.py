@@ -30,12 +30,6 @@ def expected_tokens(acceptance: float, nodes: int) -> float:
     return float((1.0 - acceptance ** (nodes + 1)) / (1.0 - acceptance))
 
 
-def speedup(acceptance: float, nodes: int, cost: float, verification: float = 1.0) -> float:
-    """Return the speed-up by chains of ``nodes`` tokens over plain steps: E[tokens] / (v + c K). A
-    pass of the proposer costs c plain steps, and a verification v (theorem 3.8 has v = 1)."""
-    return expected_tokens(acceptance, nodes) / (verification + cost * nodes)
-
-
 @dataclass(frozen=True)
 class BatchCosts:
     """Costs of one step over its batch, in seconds."""
@@ -75,7 +69,6 @@ class DraftChoice:
 
     counts: list[int]  # [B] nodes of each sequence
     tokens: float  # expected tokens of the step
-    seconds: float
     speedup: float  # in tokens per second, over a plain step
 
 
@@ -91,7 +84,7 @@ def choose_draft_lengths(gains: Vector, rows: Vector, costs: BatchCosts) -> Draf
     order = np.argsort(-worth, kind="stable")
     order = order[: int(np.count_nonzero(worth > MIN_GAIN))]
     if not len(order):
-        return DraftChoice([0] * batch, float(batch), costs.plain, 1.0)
+        return DraftChoice([0] * batch, float(batch), 1.0)
     node = order % most
     limits = costs.sequence_limits()
     taken = node < limits[:, None]  # [limits, nodes in order]
@@ -107,7 +100,7 @@ def choose_draft_lengths(gains: Vector, rows: Vector, costs: BatchCosts) -> Draf
     chosen = order[: cut + 1][taken[limit, : cut + 1]]
     counts = np.bincount(chosen // most, minlength=batch).tolist()
     brings, takes = float(tokens[limit, cut]), float(seconds[limit, cut])
-    return DraftChoice(counts, brings, takes, brings / takes * costs.plain / batch)
+    return DraftChoice(counts, brings, brings / takes * costs.plain / batch)
 
 
 def interpolate(seconds: Vector, rows: Vector) -> Vector:

@@ -10,28 +10,22 @@ from torch import Tensor
 
 from engine.scheduling.sequence import Sequence as Running
 from engine.speculation.drafts import ROOT, Drafts
-from engine.speculation.proposers.proposer import VerifiedStep
+from engine.speculation.proposers.proposer import Proposer
 
 Text = Callable[[Running], Sequence[int]]
 """Function from a sequence to its complete expected text, prompt and output."""
 
 
-class _Trees:
+class _Trees(Proposer):
     """Proposes a tree per sequence: ``width`` children, one of which has ``width`` children again.
 
     Width 1 makes chains."""
-
-    wants_hidden = False
-    caught_up_s = 0.0
 
     def __init__(self, name: str, vocab: int, most: int, width: int, seed: int) -> None:
         assert width < vocab
         self.name = name
         self.most = most
         self._vocab, self._width, self._seed = vocab, width, seed
-
-    def passes(self, nodes: int) -> int:
-        return 0
 
     def propose(self, sequences: Sequence[Running], rows: Tensor, wanted: Sequence[int]) -> Drafts:
         counts, tokens, parents = [], [], []
@@ -64,12 +58,6 @@ class _Trees:
 
     def _known(self, sequence: Running, place: int, draw: random.Random) -> int | None:
         return None
-
-    def observe(self, step: VerifiedStep) -> None:
-        pass
-
-    def forget(self, leases: Sequence[int]) -> None:
-        pass
 
 
 class RandomDraft(_Trees):

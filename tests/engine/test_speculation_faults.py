@@ -35,7 +35,6 @@ class Faulty(RandomDraft):
     def __init__(self, where: str, drafts: Any = None) -> None:
         super().__init__(VOCAB, 4, width=2)
         self.wants_hidden = where == "observe"
-        self.caught_up_s = 0.0
         self._where, self._drafts, self._calls = where, drafts, 0
 
     def passes(self, nodes: int) -> int:

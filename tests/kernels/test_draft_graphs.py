@@ -25,7 +25,7 @@ from engine.speculation.control.speculator import Speculator
 from engine.speculation.drafts import Drafts
 from engine.speculation.proposers import draft_passes
 from engine.speculation.proposers.draft_model import DraftModel
-from engine.speculation.proposers.proposer import VerifiedStep
+from engine.speculation.proposers.proposer import Proposer
 from tests.engine.conftest import drain, request
 from tests.engine.families import save
 from tests.engine.proposers import RandomDraft
@@ -65,13 +65,11 @@ def draft_model(engine: Engine, folder: Path, *, kernels: bool, chunk: int = 64)
     return DraftModel(own, engine.state, **sizes)
 
 
-class Compared:
+class Compared(Proposer):
     """Proposes with two draft models and asserts that their drafts are equal."""
 
     name = "compared"
     most = MOST
-    wants_hidden = False
-    caught_up_s = 0.0
 
     def __init__(self, expected: DraftModel, ours: DraftModel) -> None:
         self._expected, self._ours = expected, ours
@@ -94,9 +92,6 @@ class Compared:
         assert list(ours.counts) == list(expected.counts)
         assert ours.tokens.tolist() == expected.tokens.tolist()
         return ours
-
-    def observe(self, step: VerifiedStep) -> None:
-        pass
 
     def forget(self, leases: Sequence[int]) -> None:
         self._expected.forget(leases)

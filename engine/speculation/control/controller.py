@@ -206,14 +206,11 @@ class Controller(DraftLengthPolicy):
     def observe(self, outcome: StepOutcome) -> None:
         """Update costs and acceptance rates with a decoding step."""
         self._step += 1
-        batch = len(outcome.sequences)
-        nodes = sum(outcome.proposed)
         if not outcome.chunked:
-            self._costs.observe(
-                batch, outcome.proposed, outcome.kv_tokens, outcome.step_s, outcome.draft_s
-            )
+            self._costs.observe(outcome)
         if outcome.asked:
             proposing_s = outcome.draft_s - outcome.caught_up_s
+            nodes = sum(outcome.proposed)
             self._costs.proposing.observe(outcome.passes, nodes, proposing_s)
             asked = sum(1 for count in outcome.asked if count)
             self._costs.catching_up.observe(asked, outcome.caught_up_s)

@@ -1,7 +1,8 @@
 """The interface of draft length policies, and the step outcomes they learn from. Torch-free.
 
 The Speculator asks its policy for lengths before each decoding step and reports the StepOutcome
-afterwards. Controller is the adaptive policy; FixedDraftLength serves tests and measurements.
+afterwards. Controller is the adaptive policy; FixedDraftLength serves the
+warm-up, tests and measurements.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class DraftLengthPolicy:
 
 
 class FixedDraftLength(DraftLengthPolicy):
-    """Requests the same number of nodes for every sequence: for tests and measurements."""
+    """Requests the same number of nodes for every sequence."""
 
     def __init__(self, nodes: int) -> None:
         self._nodes = nodes

@@ -1,14 +1,13 @@
 """The latency curve: measured seconds of a model pass by its number of rows.
 
-A line does not fit: on a CPU,
-matrix products are prepared for certain numbers of rows (engine/model_config/config.py), so the
-curve is a staircase; on a GPU, rows below the ridge point are free. Torch-free.
+A line does not fit: on a CPU, matrix products are prepared for certain numbers of rows
+(engine/model_config/config.py), so the curve is a staircase; on a GPU, rows below the ridge point
+are free. Torch-free.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
 
 import numpy as np
 
@@ -27,7 +26,8 @@ any case."""
 
 class LatencyCurve:
     """Seconds of a model pass by its number of rows. ``seconds`` [R] are passes with 1 .. R rows
-    and are made monotonic; beyond R the curve continues as a line."""
+    and are made monotonic; beyond R the curve continues as a line. ``hinge`` describes it in short
+    (``_fit_hinge``)."""
 
     def __init__(self, seconds: Sequence[float] | Vector) -> None:
         self._table = np.maximum.accumulate(np.asarray(seconds, dtype=np.float64))
@@ -35,19 +35,7 @@ class LatencyCurve:
         half = len(self._table) // 2
         rise = self._table[-1] - self._table[half]
         self._slope = rise / max(1, len(self._table) - 1 - half)
-
-    @cached_property
-    def hinge(self) -> tuple[float, float]:
-        """The curve as flat up to some rows and rising beyond them: seconds of each row there, and
-        those rows, by least squares. Few rows weigh more, as they run more often."""
-        extra, rows = self._table - self._table[0], np.arange(1.0, len(self._table) + 1)
-        free = np.arange(1.0, len(rows) // 2 + 2, max(1, len(rows) // 64))  # [H] candidates
-        beyond = np.maximum(0.0, rows - free[:, None])  # [H, R]
-        weighted = beyond / rows
-        slopes = (weighted @ extra) / np.maximum((weighted * beyond).sum(axis=1), 1e-9)
-        errors = ((extra - slopes[:, None] * beyond) ** 2 / rows).sum(axis=1)
-        best = int(errors.argmin())
-        return float(slopes[best]), float(free[best])
+        self.hinge = _fit_hinge(self._table)
 
     def __call__(self, rows: int) -> float:
         """Return the seconds of one pass."""
@@ -60,6 +48,19 @@ class LatencyCurve:
             beyond = np.arange(1, last - len(self._table) + 1) * self._slope
             self._table = np.append(self._table, self._table[-1] + beyond)
         return self._table[first - 1 : last]
+
+
+def _fit_hinge(table: Vector) -> tuple[float, float]:
+    """Return a curve as flat up to some rows and rising beyond them: seconds of each row there, and
+    those rows, by least squares. Few rows weigh more, as they run more often. table: [R]."""
+    extra, rows = table - table[0], np.arange(1.0, len(table) + 1)
+    free = np.arange(1.0, len(rows) // 2 + 2, max(1, len(rows) // 64))  # [H] candidates
+    beyond = np.maximum(0.0, rows - free[:, None])  # [H, R]
+    weighted = beyond / rows
+    slopes = (weighted @ extra) / np.maximum((weighted * beyond).sum(axis=1), 1e-9)
+    errors = ((extra - slopes[:, None] * beyond) ** 2 / rows).sum(axis=1)
+    best = int(errors.argmin())
+    return float(slopes[best]), float(free[best])
 
 
 def calibrate(

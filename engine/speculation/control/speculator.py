@@ -23,12 +23,7 @@ from engine.speculation.control.draft_lengths import (
 )
 from engine.speculation.device_span import DeviceSpan
 from engine.speculation.drafts import ROOT, Drafts, first_path
-from engine.speculation.proposers.proposer import (
-    LayerTapProposer,
-    Proposer,
-    RecordedProposer,
-    VerifiedStep,
-)
+from engine.speculation.proposers.proposer import Proposer, VerifiedStep
 from protocol.performance.speculation_profile import SpeculationProfile
 from protocol.performance.step_model import StepWork
 
@@ -62,11 +57,7 @@ class Speculator:
         self.lengths = lengths
         self.clock = clock
         self.dropped = ""  # why the proposer was dropped
-        # Layers whose inputs the proposer needs. Checked once: isinstance with a protocol takes
-        # longer than the rest of a step without drafts.
-        self.taps: Sequence[int] = (
-            tuple(proposer.taps) if isinstance(proposer, LayerTapProposer) else ()
-        )
+        self.taps = tuple(proposer.taps)
         self._name = proposer.name
         self._vocab = vocab
         self._leases: list[int] = []  # row leases of the last ``propose``
@@ -84,12 +75,7 @@ class Speculator:
 
     def record_graphs(self, progress: Callable[[float], None]) -> None:
         """Let the proposer record its passes as CUDA graphs, if it has any."""
-
-        def record() -> None:
-            if isinstance(self.proposer, RecordedProposer):
-                self.proposer.record_graphs(progress)
-
-        self._guarded(record, None)
+        self._guarded(lambda: self._present.record_graphs(progress), None)
 
     def status(self) -> SpeculationStatus:
         predicted, measured = self._guarded(lambda: self.lengths.speedups(), (1.0, 1.0))

@@ -27,9 +27,8 @@ deviations. Torch-free.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -47,6 +46,7 @@ FOLLOW = 1.0 / 32  # weight of one step in the variance of the noise
 OUTLIER_CUT = 2.5
 
 MIN_STEPS = 9  # plain steps before speculative steps can be compared with them
+FIRST_TEXT_STEPS = 64.0  # steps of one text, before any was observed
 KEEP = 1.0 - 1.0 / 16  # weight that earlier proposals keep when another one is observed
 
 
@@ -130,10 +130,7 @@ class ProposalCost:
         self._nn = keep * self._nn + n * n
         self._xy = keep * self._xy + x
         self._ny = keep * self._ny + n
-        self._solve()
-
-    def _solve(self) -> None:
-        """Solve for two non-negative costs; collinear observations are attributed to passes."""
+        # Two non-negative costs; collinear observations are attributed to passes.
         nn = self._nn + 1e-3 * self._xx
         det = self._xx * nn - self._xn * self._xn
         self.per_node = max(0.0, (self._xx * self._ny - self._xn * self._xy) / det)
@@ -147,11 +144,8 @@ class CatchUpCost:
     """Seconds of catching up with recent texts, spread over the steps that get drafts. Where long
     prompts precede short outputs, drafts may not pay because of it."""
 
-    FIRST_STEPS: ClassVar[float] = 64.0
-    """Steps of one text, before any was observed."""
-
     _seconds: float = 0.0
-    _steps: float = FIRST_STEPS
+    _steps: float = FIRST_TEXT_STEPS
 
     def observe(self, sequences: int, seconds: float) -> None:
         """Add a step in which drafts were requested for ``sequences``."""
@@ -163,7 +157,7 @@ class CatchUpCost:
     @property
     def is_free(self) -> bool:
         """Whether drafts were requested, and no text had to be caught up with."""
-        return self._seconds == 0.0 and self._steps > self.FIRST_STEPS
+        return self._seconds == 0.0 and self._steps > FIRST_TEXT_STEPS
 
     @property
     def per_sequence(self) -> float:
@@ -210,9 +204,10 @@ class StepCostModel:
         """Return the seconds of verifying at all, beyond those of a plain step by the model that
         the engine reports. That model is fitted to steps with drafts as well, so that it contains
         some of them where the engine drafts."""
-        fitted, verify = self.fitted(), self.filter(batch).verify * self.predicted(batch, kv_tokens)
-        plain = self.plain(batch, kv_tokens) if fitted is None else fitted.decode_s(batch, kv_tokens)
-        return max(0.0, verify - plain)
+        verify, fitted = self.filter(batch).verify * self.predicted(batch, kv_tokens), self.fitted()
+        if fitted is None:
+            return max(0.0, verify - self.plain(batch, kv_tokens))
+        return max(0.0, verify - fitted.decode_s(batch, kv_tokens))
 
     def verify(self, batch: int, nodes: int, chunk_tokens: int, kv_tokens: int) -> Vector:
         """Return the seconds [nodes + 1] of the model's pass with 0 .. nodes. The time of a prefill
@@ -233,33 +228,26 @@ class StepCostModel:
         seconds: Vector = self.filter(batch).verify * passes
         return seconds
 
-    def observe(
-        self,
-        batch: int,
-        proposed: Sequence[int],
-        kv_tokens: int,
-        step_s: float,
-        draft_s: float,
-    ) -> None:
-        """Learn from a step without chunks; ``proposed`` [B]: nodes verified for each sequence, or
-        empty."""
-        nodes = sum(proposed)
-        rows = batch + nodes
-        if self.rows and nodes:
-            rows = self.rows(batch, max(proposed), kv_tokens)
-        ratio = max(step_s - draft_s, 1e-7) / self.predicted(rows, kv_tokens)
-        self.filter(batch).observe(ratio, verified=nodes > 0)
+    def observe(self, outcome: StepOutcome) -> None:
+        """Learn from a step without chunks."""
+        seconds = max(outcome.step_s - outcome.draft_s, 1e-7)
+        ratio = seconds / self.predicted(self._rows(outcome), outcome.kv_tokens)
+        self.filter(len(outcome.sequences)).observe(ratio, verified=bool(outcome.proposed))
+
+    def _rows(self, outcome: StepOutcome) -> int:
+        """Return the rows that the model's pass has computed for sequences and nodes."""
+        batch, nodes = len(outcome.sequences), sum(outcome.proposed)
+        if self.rows is None or not nodes or outcome.chunked:
+            return batch + nodes
+        return self.rows(batch, max(outcome.proposed), outcome.kv_tokens)
 
     def extra_seconds(self, outcome: StepOutcome, plain: float) -> float:
         """Return the seconds of a step with drafts beyond those of a ``plain`` step. This is the
         prediction, or the measured excess where that is larger, up to ``plain`` more than
         predicted. A single step that took hardly longer is no measurement."""
-        batch, nodes = len(outcome.sequences), sum(outcome.proposed)
-        most = max(outcome.proposed, default=0)
-        room = None if outcome.chunked else self.padded(batch, most, outcome.kv_tokens)
-        passes = self.verify(batch, nodes, 0, outcome.kv_tokens) if room is None else room
-        verify = float(passes[-1])
+        verify = self.filter(len(outcome.sequences)).verify
+        verify *= self.predicted(self._rows(outcome), outcome.kv_tokens)
         more = max(0.0, verify - plain + outcome.draft_s)
-        if nodes and not outcome.chunked:
+        if outcome.proposed and not outcome.chunked:
             more = max(more, min(outcome.step_s - plain, more + plain))
         return more

@@ -30,7 +30,7 @@ from engine.speculation.draft_source import MAX_CATCH_UP, catch_up_chunk, check_
 from engine.speculation.drafts import Drafts
 from engine.speculation.proposers.draft_kv_index import DraftKvIndex
 from engine.speculation.proposers.draft_runner import DraftModelRunner, DraftRequest
-from engine.speculation.proposers.proposer import VerifiedStep
+from engine.speculation.proposers.proposer import Proposer
 from engine.uploads import upload
 from protocol.block_keys import BLOCK_TOKENS
 from protocol.errors import StartupError
@@ -49,13 +49,12 @@ WARM_UP_S = 0.5
 """Maximum seconds for preparing matrix products on a CPU; the others are prepared when needed."""
 
 
-class DraftModel:
+class DraftModel(Proposer):
     """Proposes chains with a draft model; ``load_draft`` creates it. ``state`` is the target's and
     ``pages`` the size of its pool. ``positions`` is the draft's maximum context, ``chunk`` the
     maximum number of tokens it catches up in a step."""
 
     name = "draft"
-    wants_hidden = False
 
     def __init__(
         self,
@@ -84,7 +83,6 @@ class DraftModel:
         return self._catching_up.seconds
 
     def record_graphs(self, progress: Callable[[float], None]) -> None:
-        """Record the passes as CUDA graphs, where kernels compute the model."""
         self._runner.record(progress)
 
     @torch.inference_mode()
@@ -103,9 +101,6 @@ class DraftModel:
         drawn = self._runner.draw(ready, rows[places])
         self._last = ready, self._runner.read_later(drawn)
         return _packed(ready, drawn, len(sequences))
-
-    def observe(self, step: VerifiedStep) -> None:
-        pass
 
     def forget(self, leases: Sequence[int]) -> None:
         self._record_last_drafts()

@@ -140,7 +140,13 @@ class DraftModelRunner:
         return views
 
     def _per_pass(self, rows: DraftQueryRows) -> list[dict[int, AttentionMetadata]]:
-        return attention_per_pass(rows, self._windows, self._like.dtype, self._like.device)
+        """Return the attention metadata by window size, for each pass."""
+        groups = {w: list(_groups(rows, w, self._like)) for w in self._windows}
+        count = len(rows.lengths)
+        return [
+            {w: AttentionMetadata(count, tuple(own[i] for own in groups[w]), ()) for w in groups}
+            for i in range(rows.passes)
+        ]
 
     def _on_device(self, values: Ints) -> Tensor:
         return torch.from_numpy(values).to(self._like.device)
@@ -200,42 +206,22 @@ class DraftQueryRows:
         return DraftQueryRows(self.table[rows], self.lengths[rows], self.passes)
 
 
-def attention_per_pass(
-    rows: DraftQueryRows, windows: Collection[int], dtype: torch.dtype, device: torch.device
-) -> list[dict[int, AttentionMetadata]]:
-    """Return the attention metadata by window size, for each pass."""
-    groups = {w: list(_groups(rows, w, dtype, device)) for w in windows}
-    count = len(rows.lengths)
-    return [
-        {w: AttentionMetadata(count, tuple(group[i] for group in groups[w]), ()) for w in windows}
-        for i in range(rows.passes)
-    ]
-
-
-def _groups(
-    rows: DraftQueryRows, window: int, dtype: torch.dtype, device: torch.device
-) -> Iterator[list[DecodeGroup]]:
+def _groups(rows: DraftQueryRows, window: int, like: Tensor) -> Iterator[list[DecodeGroup]]:
     """Yield groups of rows with similar page counts (padding below half), as one item per pass."""
     first = np.maximum(rows.lengths - window, 0) // BLOCK_TOKENS if window else rows.lengths * 0
     pages = -(-(rows.lengths + rows.passes - 1) // BLOCK_TOKENS) - first
     for own in group_by_pages(pages):
         all_rows = len(own) == len(pages)
-        at = slice(None) if all_rows else torch.from_numpy(own).to(device)
+        at = slice(None) if all_rows else torch.from_numpy(own).to(like.device)
         width = int(pages[own].max())
-        yield _group(rows.select(own), at, first[own], width, window, dtype, device)
+        yield _group(rows.select(own), at, first[own], width, window, like)
 
 
 def _group(
-    rows: DraftQueryRows,
-    at: torch.Tensor | slice,
-    first: Ints,
-    width: int,
-    window: int,
-    dtype: torch.dtype,
-    device: torch.device,
+    rows: DraftQueryRows, at: Tensor | slice, first: Ints, width: int, window: int, like: Tensor
 ) -> list[DecodeGroup]:
     columns = np.minimum(first[:, None] + np.arange(width), rows.table.shape[1] - 1)
-    pages = torch.from_numpy(np.take_along_axis(rows.table, columns, 1)).to(device)
+    pages = torch.from_numpy(np.take_along_axis(rows.table, columns, 1)).to(like.device)
     base = first * BLOCK_TOKENS
     slots = base[:, None] + np.arange(width * BLOCK_TOKENS)  # [b, span]
     ends = (rows.lengths + np.arange(rows.passes)[:, None])[:, :, None]  # [passes, b, 1]
@@ -244,6 +230,6 @@ def _group(
         hidden |= slots < ends - window
     masks = np.zeros((*hidden.shape[:2], 1, 1, hidden.shape[2]), dtype=np.float32)
     masks[:, :, 0, 0][hidden] = float("-inf")
-    own = torch.from_numpy(masks).to(device, dtype)
-    start = torch.from_numpy(base).to(device)
+    own = torch.from_numpy(masks).to(like)
+    start = torch.from_numpy(base).to(like.device)
     return [DecodeGroup(at, pages, start, mask) for mask in own.unbind()]

@@ -25,13 +25,13 @@ from engine.batching.batcher import RowState, kv_slots
 from engine.model.decoder import DecoderModel
 from engine.model.weights import CheckpointTensors
 from engine.scheduling.sequence import Sequence as Running
-from engine.speculation.draft_source import is_eagle3, read_head_config, refuse_pickles
+from engine.speculation.draft_source import read_head_config
 from engine.speculation.drafts import Drafts
 from engine.speculation.proposers.draft_sampler import DraftSampler
 from engine.speculation.proposers.draft_tree import best_tree, pack_tree_drafts, read_tree_prior
 from engine.speculation.proposers.eagle_heads import AnyEagleHead, Eagle3Head, EagleHead
 from engine.speculation.proposers.eagle_layer import EagleAttention, EagleSpans
-from engine.speculation.proposers.proposer import VerifiedStep
+from engine.speculation.proposers.proposer import Proposer, VerifiedStep
 from engine.uploads import upload
 from protocol.block_keys import BLOCK_TOKENS
 
@@ -41,12 +41,11 @@ RING_TOKENS = 64  # maximum tokens of a text without KV: a power of two above th
 MAX_FIRST_PASS_ROWS = 256  # maximum rows of a first pass, but each sequence gets at least four
 
 
-class EagleProposer:
+class EagleProposer(Proposer):
     """Proposes trees with the EAGLE head in ``folder``; ``pages``: size of the target's pool."""
 
     name = "eagle"
     wants_hidden = True
-    caught_up_s = 0.0
 
     def __init__(
         self, model: DecoderModel, state: RowState, folder: Path, pages: int, most: int = MAX_NODES
@@ -94,9 +93,6 @@ class EagleProposer:
             if self._leases[row] != sequence.row_lease:
                 self._leases[row] = sequence.row_lease
                 self._start[row] = self._done[row] = len(sequence.tokens)
-
-    def forget(self, leases: Sequence[int]) -> None:
-        """Do nothing: the next sequence on a row has another lease."""
 
     def propose(self, sequences: Sequence[Running], rows: Tensor, wanted: Sequence[int]) -> Drafts:
         """Return trees for ``sequences`` [B]; see Proposer. rows: [B] int64."""
@@ -188,7 +184,8 @@ class EagleProposer:
 
 def load_eagle_head(model: DecoderModel, folder: Path, pages: int, positions: int) -> AnyEagleHead:
     """Load an EAGLE-3 or an older head, by its tensor names. Raises StartupError."""
-    refuse_pickles(folder)
     names = CheckpointTensors(folder, model.dtype, model.device).names
-    kind = Eagle3Head if is_eagle3(names) else EagleHead
+    # An EAGLE-3 head norms the features that its layer takes.
+    normed = any(name.endswith(".hidden_norm.weight") for name in names)
+    kind: type[AnyEagleHead] = Eagle3Head if normed else EagleHead
     return kind(model, folder, pages, positions)

@@ -32,7 +32,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -44,7 +44,7 @@ from engine.model.linear import Linear, RmsNorm, make_draft_linear, make_linear
 from engine.model.weights import CheckpointTensors
 from engine.model_config.config import ModelConfig
 from engine.model_config.families import parse_config
-from engine.speculation.draft_source import read_head_config, refuse_pickles
+from engine.speculation.draft_source import read_head_config
 from engine.speculation.proposers.eagle_layer import HeadLayer
 from protocol.errors import StartupError
 
@@ -58,45 +58,18 @@ EAGLE3_TENSORS = re.compile(
 )
 
 
-class AnyEagleHead(Protocol):
-    """An EAGLE head of any version, created by ``load_eagle_head``. It computes a token's feature
-    from the target's states stored for the token; its forward pass maps a token and the feature
-    before it to the next feature, from which it computes logits."""
-
-    config: ModelConfig
-    taps: tuple[int, ...]  # target layers whose inputs are stored; empty: its output is
-    state_size: int  # elements stored for each token
-    tokens: Tensor | None  # [columns] token ids of the logit columns; None: their indices
-
-    def features(self, states: Tensor) -> Tensor:
-        """Return features [T, hidden] of the target's states [T, state_size]."""
-
-    def __call__(
-        self,
-        tokens: Tensor,
-        features: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        view: AttentionMetadata,
-    ) -> Tensor:
-        """Return the features [T, hidden] after ``tokens`` [T], given those [T, hidden] before.
-        positions, slots: [T] of the tokens, whose KV is written to the pool. All rows are decode
-        rows of ``view``."""
-
-    def logits(self, features: Tensor) -> Tensor:
-        """Return logits [T, columns] in fp32 of features [T, hidden]."""
-
-
 class EagleHead:
-    """An EAGLE-1 or EAGLE-2 head, loaded from ``folder``."""
+    """An EAGLE-1 or EAGLE-2 head, loaded from ``folder``. It computes a token's feature from the
+    target's states stored for the token; its forward pass maps a token and the feature before it to
+    the next feature, from which it computes logits."""
 
-    taps: tuple[int, ...] = ()
-    tokens: Tensor | None = None
+    taps: tuple[int, ...] = ()  # target layers whose inputs are stored; empty: its output is
+    state_size: int  # elements stored for each token
+    tokens: Tensor | None = None  # [columns] token ids of the logit columns; None: their indices
 
     def __init__(self, model: DecoderModel, folder: Path, pages: int, positions: int) -> None:
         """``positions`` is the maximum length of a text. Raises StartupError if a tensor is missing
         or does not fit the target."""
-        refuse_pickles(folder)
         self.config = c = load_head_config(folder, model.config)
         self._model, self.state_size = model, c.hidden_size
         tensors = CheckpointTensors(folder, model.dtype, model.device, finite=True)
@@ -125,7 +98,9 @@ class EagleHead:
         slots: Tensor,
         view: AttentionMetadata,
     ) -> Tensor:
-        """Return the next features [T, hidden]; see AnyEagleHead."""
+        """Return the features [T, hidden] after ``tokens`` [T], given those [T, hidden] before.
+        positions, slots: [T] of the tokens, whose KV is written to the pool. All rows are decode
+        rows of ``view``."""
         x = self._fc(torch.cat((F.embedding(tokens, self._embedding), features), -1))
         return self._layer(x, x, positions, slots, view)
 
@@ -140,7 +115,6 @@ class Eagle3Head:
     def __init__(self, model: DecoderModel, folder: Path, pages: int, positions: int) -> None:
         """``positions`` is the maximum length of a text. Raises StartupError if a tensor is missing
         or does not fit the target."""
-        refuse_pickles(folder)
         settings = read_head_config(folder)
         self.config = c = load_head_config(folder, model.config)
         self.taps = _taps(settings, model.config.layers, folder)
@@ -179,7 +153,7 @@ class Eagle3Head:
         slots: Tensor,
         view: AttentionMetadata,
     ) -> Tensor:
-        """Return the next features [T, hidden]; see AnyEagleHead."""
+        """Return the next features [T, hidden]; see EagleHead."""
         embedded = self._token_norm(F.embedding(tokens, self._embedding))
         x = torch.cat((embedded, self._feature_norm(features)), -1)
         return self._layer(x, features, positions, slots, view)
@@ -187,6 +161,9 @@ class Eagle3Head:
     def logits(self, features: Tensor) -> Tensor:
         """Return logits [T, columns] in fp32 of features [T, hidden]."""
         return self._lm_head(self._norm(features)).float()
+
+
+AnyEagleHead: TypeAlias = EagleHead | Eagle3Head
 
 
 def load_head_config(folder: Path, target: ModelConfig) -> ModelConfig:

@@ -28,11 +28,11 @@ from engine.model.decoder import DecoderModel
 from engine.model.linear import Linear, make_linear
 from engine.model.weights import CheckpointTensors
 from engine.scheduling.sequence import Sequence as Running
-from engine.speculation.draft_source import read_head_config, refuse_pickles
+from engine.speculation.draft_source import read_head_config
 from engine.speculation.drafts import Drafts
 from engine.speculation.proposers.draft_sampler import DraftSampler
 from engine.speculation.proposers.draft_tree import best_tree, pack_tree_drafts, read_tree_prior
-from engine.speculation.proposers.proposer import VerifiedStep
+from engine.speculation.proposers.proposer import Proposer, VerifiedStep
 from engine.uploads import upload
 from protocol.errors import StartupError
 
@@ -45,12 +45,11 @@ _PREFIXES = ("", "medusa_heads.", "medusa_head.")
 MAX_NODES = 32  # maximum number of nodes of a tree
 
 
-class MedusaProposer:
+class MedusaProposer(Proposer):
     """Proposes trees with the Medusa heads in ``folder``."""
 
     name = "medusa"
     wants_hidden = True
-    caught_up_s = 0.0
 
     def __init__(
         self, model: DecoderModel, state: RowState, folder: Path, most: int = MAX_NODES
@@ -104,9 +103,6 @@ class MedusaProposer:
         self._hidden.index_copy_(0, step.rows, step.hidden[step.at[:, -1]])
         for sequence in step.sequences:
             self._leases[sequence.row] = sequence.row_lease
-
-    def forget(self, leases: Sequence[int]) -> None:
-        """Do nothing: the next sequence on a row has another lease."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +159,6 @@ class MedusaHeads:
 
     def __init__(self, model: DecoderModel, folder: Path) -> None:
         """Raises StartupError naming what is missing, or does not fit the target."""
-        refuse_pickles(folder)
         tensors = CheckpointTensors(folder, model.dtype, model.device, finite=True)
         names = detect_medusa_layout(tensors.names, folder)
         names.check(tensors.names, folder)

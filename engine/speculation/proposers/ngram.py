@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.scheduling.sequence import Sequence as Running
 from engine.speculation.drafts import Drafts
-from engine.speculation.proposers.proposer import VerifiedStep
+from engine.speculation.proposers.proposer import Proposer
 from engine.uploads import upload
 
 NGRAM_SIZES = (4, 2, 1)
@@ -31,19 +31,14 @@ INDEX_TOKENS_PER_STEP = 1024
 is already indexed is used meanwhile."""
 
 
-class NgramProposer:
+class NgramProposer(Proposer):
     """Proposes chains of tokens that followed the same n-gram earlier in prompt and output."""
 
     name = "ngram"
-    wants_hidden = False
-    caught_up_s = 0.0
 
     def __init__(self, most: int) -> None:
         self.most = most
         self._indexes: dict[int, NgramIndex] = {}  # by row lease
-
-    def passes(self, nodes: int) -> int:
-        return 0
 
     def propose(self, sequences: Sequence[Running], rows: Tensor, wanted: Sequence[int]) -> Drafts:
         """Return chains for ``sequences`` [B]; see Proposer. rows: [B] int64."""
@@ -61,9 +56,6 @@ class NgramProposer:
             counts[i] = len(found)
             tokens += found
         return Drafts(counts, upload(tokens, rows.device))
-
-    def observe(self, step: VerifiedStep) -> None:
-        pass
 
     def forget(self, leases: Sequence[int]) -> None:
         for lease in leases:

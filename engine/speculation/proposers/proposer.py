@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -34,22 +33,25 @@ class VerifiedStep:
     taps: Tensor | None = None  # [T, n * hidden], the inputs of n layers, if requested
 
 
-class Proposer(Protocol):
+class Proposer:
     """Proposes draft tokens for the decoding sequences of one engine. It may raise any exception:
     it is dropped then, and decoding goes on without it. It stores its state of a sequence by
     ``sequence.row_lease``, which numbers the sequence's stay on its row; a preempted sequence
-    returns with another one."""
+    returns with another one. What is defined here is that of a proposer without a model."""
 
     name: str  # ngram, draft, medusa, eagle
     most: int  # maximum number of nodes for a sequence
-    wants_hidden: bool  # whether ``observe`` must be called
+    wants_hidden: bool = False  # whether ``observe`` must be called
+    taps: Sequence[int] = ()  # layers of the model whose inputs it needs, in ascending order
 
     @property
     def caught_up_s(self) -> float:
         """Seconds of the last ``propose`` spent on catching up with texts, once they are spent."""
+        return 0.0
 
     def passes(self, nodes: int) -> int:
         """Return the number of its own sequential forward passes for ``nodes`` nodes."""
+        return 0
 
     def propose(self, sequences: Sequence[Running], rows: Tensor, wanted: Sequence[int]) -> Drafts:
         """Return at most ``wanted`` [B] nodes for each of the decoding ``sequences`` [B]. The most
@@ -57,6 +59,7 @@ class Proposer(Protocol):
         no prediction or its text must be caught up with first. rows: [B] int64, rows of the
         sequences in the state. The pages for the nodes are allocated: node i of a sequence will be
         computed in slot ``len(sequence.tokens) + i``."""
+        raise NotImplementedError
 
     def observe(self, step: VerifiedStep) -> None:
         """Read the hidden states of a step that drew tokens. The state's ``length`` already counts
@@ -67,18 +70,6 @@ class Proposer(Protocol):
         ``propose``, not at once. Leases of sequences without a request for drafts are not
         included."""
 
-
-@runtime_checkable
-class LayerTapProposer(Proposer, Protocol):
-    """A proposer that also needs the inputs of some of the model's layers."""
-
-    taps: tuple[int, ...]  # these layers, in ascending order; empty: none
-
-
-@runtime_checkable
-class RecordedProposer(Proposer, Protocol):
-    """A proposer whose passes can be recorded as CUDA graphs."""
-
     def record_graphs(self, progress: Callable[[float], None]) -> None:
-        """Record the passes before the first proposal, reporting the share that is done. On a CPU
-        nothing is recorded."""
+        """Record its passes as CUDA graphs before the first proposal, if it has any, and report the
+        share that is done. On a CPU nothing is recorded."""

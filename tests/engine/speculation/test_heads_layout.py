@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from engine.batching.attention_metadata import AttentionMetadata
 from engine.model.decoder import DecoderModel
 from engine.speculation.draft_source import detect_draft_kind
-from engine.speculation.drafts import ROOT, node_depths
+from engine.speculation.drafts import ROOT
 from engine.speculation.proposers.draft_tree import best_tree, pack_tree_drafts, read_tree_prior
 from engine.speculation.proposers.eagle_heads import Eagle3Head, EagleHead
 from engine.speculation.proposers.eagle_layer import EagleAttention, EagleSpans
@@ -207,17 +207,12 @@ def test_an_eagle_3_head_that_does_not_fit_is_refused_by_name(
         Eagle3Head(tiny, folder, pages=2, positions=64)
 
 
-def test_pickles_are_refused(tiny: DecoderModel, tmp_path: Path) -> None:
+def test_pickles_are_refused(tmp_path: Path) -> None:
     folder = tmp_path / "pickled"
     folder.mkdir()
     (folder / "medusa_lm_head.pt").write_bytes(b"cos\nsystem\n")
-    for load in (
-        detect_draft_kind,
-        lambda f: MedusaHeads(tiny, f),
-        lambda f: EagleHead(tiny, f, 2, 64),
-    ):
-        with pytest.raises(StartupError, match=r"medusa_lm_head\.pt is a pickle.*convert"):
-            load(folder)
+    with pytest.raises(StartupError, match=r"medusa_lm_head\.pt is a pickle.*convert"):
+        detect_draft_kind(folder)
 
 
 @pytest.mark.parametrize("prior", [3, [["a"]], [[]], []])
@@ -252,9 +247,9 @@ def test_best_tree_has_the_most_probable_nodes(
     prior: list[list[float]], nodes: int, spine_only: bool
 ) -> None:
     tree = best_tree(prior, nodes, spine_only=spine_only)
-    assert node_depths(tree.parents) == [d + 1 for d in tree.depths]
     chance: list[float] = []
     for d, r, parent in zip(tree.depths, tree.ranks, tree.parents, strict=True):
+        assert d == (0 if parent == ROOT else tree.depths[parent] + 1)
         chance.append(prior[d][r] * (1.0 if parent == ROOT else chance[parent]))
     assert chance == sorted(chance, reverse=True)
     assert len(set(zip(tree.parents, tree.ranks, strict=True))) == len(tree.ranks)

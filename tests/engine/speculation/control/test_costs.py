@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
 
 from engine.model_config.config import padded_rows
+from engine.speculation.control.draft_lengths import StepOutcome
 from engine.speculation.control.latency_curve import LatencyCurve, calibrate, curve_from_knots
 from engine.speculation.control.step_costs import ProposalCost, StepCostModel
 from protocol.performance.step_model import StepModel
@@ -63,11 +65,17 @@ def test_disturbed_knot_is_lowered_to_the_next() -> None:
     assert [curve(rows) for rows in (1, 2, 4, 8)] == [1.0, 3.0, 3.0, 5.0]
 
 
+def step(batch: int, proposed: list[int], step_s: float, draft_s: float) -> StepOutcome:
+    """Return a step over ``batch`` sequences; none of them is looked at."""
+    sequences: list[Any] = [None] * batch
+    return StepOutcome(sequences, proposed, (), 0, draft_s, step_s, 0, chunked=False)
+
+
 def observe_steps(costs: StepCostModel, batch: int, nodes: int, ratio: float, steps: int) -> None:
     for _ in range(steps):
         took = costs.curve(batch + nodes) * ratio
         proposed = [nodes // batch] * batch if nodes else []
-        costs.observe(batch, proposed, 0, took + 1e-3, 1e-3)
+        costs.observe(step(batch, proposed, took + 1e-3, 1e-3))
 
 
 def test_the_overhead_of_verifying_is_learned_from_steps() -> None:
@@ -153,8 +161,8 @@ def test_recorded_steps_cost_what_their_rows_do() -> None:
     assert seconds is not None
     assert seconds.tolist() == pytest.approx([curve(rows) for rows in (4, 8, 16, 16, 32)])
     for _ in range(80):  # one sequence with three nodes makes room for three of each
-        costs.observe(4, [3, 0, 0, 0], 0, 1.2 * curve(16), 0.0)
-        costs.observe(4, [], 0, curve(4), 0.0)
+        costs.observe(step(4, [3, 0, 0, 0], 1.2 * curve(16), 0.0))
+        costs.observe(step(4, [], curve(4), 0.0))
     seconds = costs.padded(4, 4, 0)
     assert seconds is not None and seconds[3] == pytest.approx(1.2 * curve(16), rel=0.02)
     assert StepCostModel(curve).padded(4, 4, 0) is None

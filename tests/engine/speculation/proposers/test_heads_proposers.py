@@ -20,7 +20,7 @@ from engine.speculation.drafts import ROOT, Drafts
 from engine.speculation.proposers.draft_tree import best_tree
 from engine.speculation.proposers.eagle import EagleProposer
 from engine.speculation.proposers.medusa import MedusaProposer
-from engine.speculation.proposers.proposer import LayerTapProposer, Proposer, VerifiedStep
+from engine.speculation.proposers.proposer import Proposer, VerifiedStep
 from tests.engine.conftest import drain, request
 from tests.engine.heads import (
     EAGLE3_CONFIG,
@@ -41,14 +41,13 @@ Seen = list[tuple[list[int], list[int], list[int], list[int]]]
 PRIOR = [[0.5, 0.3, 0.1], [0.4, 0.2, 0.1], [0.3, 0.2]]
 
 
-class Spy:
+class Spy(Proposer):
     """A proposer that notes what it proposes."""
 
     def __init__(self, inner: Proposer) -> None:
         self._inner = inner
         self.name, self.most, self.wants_hidden = inner.name, inner.most, inner.wants_hidden
-        self.caught_up_s = 0.0
-        self.taps = inner.taps if isinstance(inner, LayerTapProposer) else ()
+        self.taps = inner.taps
         self.seen: Seen = []
 
     def passes(self, nodes: int) -> int:
