@@ -123,3 +123,11 @@ def misspelt_variables(environ: Mapping[str, str]) -> list[str]:
                 f"{variable} is unknown and has no effect; did you mean {_PREFIX}{close[0]}?"
             )
     return lines
+
+
+def write_file(path: Path, content: str | bytes) -> None:
+    """Write a result. Raises StartupError if the file cannot be written."""
+    try:
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    except OSError as e:
+        raise StartupError(f"{path} cannot be written: {e.strerror}") from None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 import typer
 from typer import Option
 
-from cluster.cli.common import print_json, report_failure
+from cluster.cli.common import print_json, report_failure, write_file
 from cluster.cli.help_format import HelpCommand, HelpGroup
 from cluster.cli.plan_speculation import speculation
 from protocol.errors import UsageError
@@ -186,13 +186,12 @@ def _write_files(
     """Write the files that the options ask for. Raises StartupError."""
     if html is not None:
         from cluster.planner.page import render_page
-        from cluster.workloads.offline_page import write_html
 
-        write_html(html, render_page(found))
+        write_file(html, render_page(found))
     if scenario is not None:
-        from cluster.planner.plan import write_scenario
+        from cluster.planner.plan import plan_scenario
 
-        write_scenario(scenario, options, found)
+        write_file(scenario, plan_scenario(options, found))
 
 
 def _print_result(found: DeploymentPlan, html: Path | None, *, as_json: bool) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cluster.cli.common import print_json, report_failure
+from cluster.cli.common import print_json, report_failure, write_file
 
 if TYPE_CHECKING:
     from cluster.planner.speculation_grid import PassTimes
@@ -84,15 +85,15 @@ def _speculation(
         draft = locate.demo_path().parent / "draft"
     machine = _measure(found.path, draft, tokens, threads)
     acceptances = sorted({*grid.ACCEPTANCES, acceptance})
-    cells = grid.speculation_cells(machine, grid.BATCHES, acceptances, tokens)
+    each = itertools.product(grid.BATCHES, acceptances)
+    cells = [grid.speculation_cell(machine, *at, tokens) for at in each]
     largest = max(grid.BATCHES)
     even = {a: grid.break_even_batch(machine, a, tokens, largest) for a in acceptances}
     about = describe_measurement(machine, found.id, None if draft is None else draft.name, tokens)
     if html is not None:
         from cluster.planner.speculation_report import render_page
-        from cluster.workloads.offline_page import write_html
 
-        write_html(html, render_page(about, cells, even, acceptance))
+        write_file(html, render_page(about, cells, even, acceptance))
     if as_json:
         figures = {
             "about": " ".join(about),

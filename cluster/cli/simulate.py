@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from cluster.cli.common import print_json, report_failure
-
-if TYPE_CHECKING:
-    from cluster.simulator.simulation import SimulationRun
+from cluster.cli.common import print_json, report_failure, write_file
 
 EXIT_DIFFERENT = 1
 
@@ -79,11 +76,12 @@ def _simulate(
         found = run_simulation(scenario, keep_records=html is not None or log is not None)
     if html is not None:
         from cluster.simulator.result_page import render_page
-        from cluster.workloads.offline_page import write_html
 
-        write_html(html, render_page(found.result, found.requests, found.records))
+        write_file(html, render_page(found.result, found.requests, found.records))
     if log is not None:
-        _write_log(log, found)
+        from cluster.sizing.decision import encode_record
+
+        write_file(log, b"".join(encode_record(record) + b"\n" for record in found.records))
     if as_json:
         print_json(found.result)
         return
@@ -91,16 +89,6 @@ def _simulate(
     for name, written in (("page", html), ("decisions", log)):
         if written is not None:
             typer.echo(f"{name}: {written}")
-
-
-def _write_log(path: Path, found: SimulationRun) -> None:
-    from cluster.sizing.decision import encode_record
-    from protocol.errors import StartupError
-
-    try:
-        path.write_bytes(b"".join(encode_record(record) + b"\n" for record in found.records))
-    except OSError as e:
-        raise StartupError(f"{path} cannot be written: {e.strerror}") from None
 
 
 def _replay(path: Path) -> None:

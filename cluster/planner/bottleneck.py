@@ -11,14 +11,9 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from cluster.planner.pools import (
-    MAX_BATCH_BOUND,
-    PlanRequest,
-    PoolPlan,
-    SizedPools,
-    size_pools,
-)
+from cluster.planner.pools import MAX_BATCH_BOUND, PlanRequest, PoolPlan, SizedPools, size_pools
 from cluster.planner.roofline import step_model
+from engine.ipc.settings import default_step_sizes
 from engine.kv_cache.kv_format import Codec
 from protocol.performance.step_model import StepWork
 from protocol.registry.directory import Wall, WorkerUtilisation
@@ -29,9 +24,6 @@ PlannedWall: TypeAlias = Literal[Wall, "cost"]
 
 IDLE_SHARE = 0.5
 """Below this share of a single worker the price of the pool binds."""
-
-
-_GPU_BATCH = 256  # sequences: the default of a worker on a GPU
 
 
 class PoolBottleneck(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,7 +131,8 @@ def batch_advice(request: PlanRequest, sized: SizedPools) -> list[str]:
     """Return a sentence on what a larger `max_batch` of decode workers would save: the default of a
     worker on a GPU, or twice the present one. Empty where another bound binds, or none is saved."""
     ceilings, now = sized.ceilings, sized.pools["decode"].workers
-    larger = _GPU_BATCH if ceilings.max_batch < _GPU_BATCH else 2 * ceilings.max_batch
+    default = default_step_sizes("cuda", "decode").max_batch
+    larger = default if ceilings.max_batch < default else 2 * ceilings.max_batch
     if ceilings.binds != "max_batch" or larger > MAX_BATCH_BOUND:
         return []
     found = size_pools(msgspec.structs.replace(request, max_batch=larger))

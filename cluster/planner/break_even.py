@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import groupby
 
 import msgspec
 import numpy as np
@@ -78,16 +79,9 @@ class SplitPayoff(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def pays(self) -> list[tuple[float, float]]:
         """Ranges of the TPOT objective in which two pools need no more workers than mixed steps."""
-        found: list[tuple[float, float]] = []
-        going = False
-        for sample in self.looks:
-            if sample.mixed is not None and sample.split > sample.mixed:
-                going = False
-                continue
-            first = found.pop()[0] if going else sample.tpot_s
-            found.append((first, sample.tpot_s))
-            going = True
-        return found
+        runs = groupby(self.looks, lambda s: s.mixed is None or s.split <= s.mixed)
+        found = [[sample.tpot_s for sample in run] for pays, run in runs if pays]
+        return [(run[0], run[-1]) for run in found]
 
 
 def speculation_payoffs(request: PlanRequest, sized: SizedPools) -> list[SpeculationPayoff]:
@@ -159,13 +153,10 @@ def split_payoff(request: PlanRequest, sized: SizedPools) -> SplitPayoff:
     )
 
 
-def best_colocated(
-    request: PlanRequest, sized: SizedPools, *, mixed: bool, rate: float | None = None
-) -> ColocatedPlan | None:
-    """Return the cheapest colocated plan; ``rate`` replaces the workload's own."""
-    asked = request.workload.mix.rate if rate is None else rate
+def best_colocated(request: PlanRequest, sized: SizedPools, *, mixed: bool) -> ColocatedPlan | None:
+    """Return the cheapest colocated plan."""
     gpus = {gpu.name: gpu for gpu in request.gpus.values()}.values()
-    tried = (plan_colocated(request, gpu, asked, 16 * sized.workers, mixed=mixed) for gpu in gpus)
+    tried = (plan_colocated(request, gpu, 16 * sized.workers, mixed=mixed) for gpu in gpus)
     found = [u for u in tried if u is not None]
     return min(found, key=lambda u: (u.usd_per_hour or 0.0, u.workers), default=None)
 

@@ -56,14 +56,14 @@ class ColocatedPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_colocated(
-    request: PlanRequest, gpu: GpuSpec, rate: float, most: int, *, mixed: bool
+    request: PlanRequest, gpu: GpuSpec, most: int, *, mixed: bool
 ) -> ColocatedPlan | None:
     """Return the least number of workers; None where no number up to ``most`` meets both
     objectives."""
     machine = request.machine("decode", gpu)
 
     def meets(workers: int) -> ColocatedPlan | None:
-        each = (_meets(request, machine, gpu, rate, workers, share, mixed) for share in _BUDGETS)
+        each = (_meets(request, machine, gpu, workers, share, mixed) for share in _BUDGETS)
         return next((found for found in each if found is not None), None)
 
     if meets(most) is None:
@@ -75,21 +75,19 @@ def _meets(
     request: PlanRequest,
     machine: MachineModel,
     gpu: GpuSpec,
-    rate: float,
     workers: int,
     budget: float,
     mixed: bool,
 ) -> ColocatedPlan | None:
-    """Return the plan for ``rate`` requests/s in all and steps of ``budget`` TPOT objectives, if it
-    is feasible."""
-    workload, samples = request.workload, request.workload.mix.samples
+    """Return the plan for steps of ``budget`` TPOT objectives, if it is feasible."""
+    workload, mix = request.workload, request.workload.mix
     most = min(machine.max_batch, machine.kv_tokens / (workload.context or 1.0))
-    weights, each, held = [s.weight for s in samples], rate / workers, 0.0
+    weights, each, held = [s.weight for s in mix.samples], mix.rate / workers, 0.0
     for _ in range(_ROUNDS):
         step = _step(request, machine, held, budget, mixed)
         if step is None or held > most:
             return None
-        service = service_time([step.prompt_s(s.uncached) for s in samples], weights)
+        service = service_time([step.prompt_s(s.uncached) for s in mix.samples], weights)
         prefilling = min(1.0, each * service.mean_s)
         mean_s = prefilling * step.seconds + (1 - prefilling) * step.plain_s
         found = each * workload.output * mean_s / step.pace
@@ -98,7 +96,7 @@ def _meets(
         held = found
     else:
         return None
-    load = rate * service.mean_s
+    load = mix.rate * service.mean_s
     if late_share(workers, PrefillOutlook(load), service, request.goals.ttft_s) > MAX_LATE_SHARE:
         return None
     return ColocatedPlan(

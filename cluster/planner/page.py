@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from cluster.planner import tables
 from cluster.planner.break_even import ACCEPTANCES, best_colocated, speculation_speedup
 from cluster.planner.plan import DeploymentPlan
-from cluster.planner.pools import PlanRequest, size_pools
+from cluster.planner.pools import size_pools
 from cluster.planner.roofline import step_model
 from cluster.planner.tables import PlanTable
 from cluster.workloads.offline_page import (
@@ -83,7 +83,8 @@ def _workers(plan: DeploymentPlan) -> go.Figure:
     """Plot both pools, and colocated workers, against the rate."""
     planned = plan.wanted.workload.mix.rate
     rates = [planned * share for share in RATES]
-    at = [size_pools(plan.wanted, rate) for rate in rates]
+    requests = [plan.wanted.at_rate(rate) for rate in rates]
+    at = [size_pools(request) for request in requests]
     figure = _figure("Workers by request rate", "requests a second", "workers")
     _logarithmic(figure, "x")
     for role, colour in zip(ROLES, (PREFILL, DECODE), strict=True):
@@ -93,8 +94,8 @@ def _workers(plan: DeploymentPlan) -> go.Figure:
         ("one pool, mixed steps", True, OTHER),
         ("one pool, separate steps", False, BAD),
     ):
-        each = zip(at, rates, strict=True)
-        found = [best_colocated(plan.wanted, s, mixed=mixed, rate=rate) for s, rate in each]
+        each = zip(requests, at, strict=True)
+        found = [best_colocated(request, sized, mixed=mixed) for request, sized in each]
         _line(figure, name, rates, [u.workers if u else None for u in found], colour)
     _mark(figure, "planned", OTHER, "x", planned)
     return figure
@@ -106,13 +107,9 @@ def _objectives(plan: DeploymentPlan) -> go.Figure:
     milliseconds = [sample.tpot_s * 1e3 for sample in samples]
     figure = _figure("Workers by TPOT objective", "ms", "workers")
     _logarithmic(figure, "x", "y")
-    _line(figure, "two pools", milliseconds, [sample.split for sample in samples], DARK)
-    _line(
-        figure, "one pool, mixed steps", milliseconds, [sample.mixed for sample in samples], OTHER
-    )
-    _line(
-        figure, "one pool, separate steps", milliseconds, [sample.apart for sample in samples], BAD
-    )
+    _line(figure, "two pools", milliseconds, [s.split for s in samples], DARK)
+    _line(figure, "one pool, mixed steps", milliseconds, [s.mixed for s in samples], OTHER)
+    _line(figure, "one pool, separate steps", milliseconds, [s.apart for s in samples], BAD)
     _mark(figure, "planned", OTHER, "x", plan.wanted.goals.tpot_s * 1e3)
     return figure
 
@@ -158,17 +155,14 @@ def _prompts(plan: DeploymentPlan) -> go.Figure:
     lengths = sorted({round(n) for n in np.geomspace(64, 131072, 34)})
     figure = _figure("A prompt on an idle worker", "tokens", "ms")
     _logarithmic(figure, "x", "y")
-    for name, share, colour in _shares(request):
+    shares = [("nothing cached", 0.0, PREFILL)]
+    if (shared := request.workload.shared) > 0:
+        shares.append((f"{shared:.0%} cached", shared, OTHER))
+    for name, share, colour in shares:
         seconds = [_prompt_s(plan, tokens, share) * 1e3 for tokens in lengths]
         _line(figure, name, lengths, seconds, colour)
     _mark(figure, "TTFT objective", BAD, "y", request.goals.ttft_s * 1e3)
     return figure
-
-
-def _shares(request: PlanRequest) -> list[tuple[str, float, str]]:
-    shared = request.workload.shared
-    cached = [(f"{shared:.0%} cached", shared, OTHER)] if shared > 0 else []
-    return [("nothing cached", 0.0, PREFILL), *cached]
 
 
 def _prompt_s(plan: DeploymentPlan, tokens: int, share: float) -> float:

@@ -3,7 +3,6 @@ machines, pools and load for `baton simulate`."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,9 +14,8 @@ from cluster.planner.break_even import SpeculationPayoff, SplitPayoff, WirePayof
 from cluster.planner.pools import PlanRequest, PoolPlan, SizedPools, size_pools
 from cluster.planner.request import PlanOptions
 from cluster.planner.workload import parse_workload_length
-from cluster.workloads.distributions import ConstantLength, Length, LogNormalLength, UniformLength
-from engine.kv_cache.kv_format import Codec
-from protocol.errors import StartupError, UsageError
+from cluster.workloads.distributions import LogNormalLength
+from protocol.errors import UsageError
 from protocol.roles import ROLES, Role
 
 _MILLIONS_AN_HOUR = 3600.0 / 1e6
@@ -50,27 +48,12 @@ def plan_cost(request: PlanRequest, sized: SizedPools) -> PlanCost | None:
     )
 
 
-class KvPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """KV of one token in bytes: in the pool, uncompressed (exact), and in fp8. ``pool_tokens``:
-    size of a worker's pool. ``context``: mean tokens of a sequence while it decodes. ``sequences``:
-    how many of those a decode worker's pool holds."""
-
-    precision: str
-    token_bytes: float
-    exact_bytes: float
-    fp8_bytes: float
-    pool_tokens: dict[Role, int]
-    context: float
-    sequences: int
-
-
 class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The plan for ``wanted``; its fields are those of `baton plan --json`."""
 
     wanted: PlanRequest
     sized: SizedPools
     walls: dict[Role, PoolBottleneck]
-    kv: KvPlan
     drafts: list[SpeculationPayoff]
     wire: WirePayoff
     split: SplitPayoff
@@ -84,7 +67,6 @@ def make_plan(request: PlanRequest) -> DeploymentPlan:
         wanted=request,
         sized=sized,
         walls={role: find_bottleneck(request, sized, sized.pools[role]) for role in ROLES},
-        kv=_kv(request, sized),
         drafts=break_even.speculation_payoffs(request, sized),
         wire=break_even.wire_payoff(request, sized),
         split=break_even.split_payoff(request, sized),
@@ -92,22 +74,9 @@ def make_plan(request: PlanRequest) -> DeploymentPlan:
     )
 
 
-def _kv(request: PlanRequest, sized: SizedPools) -> KvPlan:
-    shape = request.shape
-    return KvPlan(
-        precision=shape.kv.precision,
-        token_bytes=shape.kv_bytes,
-        exact_bytes=shape.wire_bytes(Codec.RAW),
-        fp8_bytes=shape.wire_bytes(Codec.FP8),
-        pool_tokens={role: sized.pools[role].machine.kv_tokens for role in ROLES},
-        context=request.workload.context,
-        sequences=sized.ceilings.kv,
-    )
-
-
 def plan_as_json(plan: DeploymentPlan) -> dict[str, Any]:
     """Return all figures for programs, without the samples of the workload."""
-    load = plan.wanted.workload
+    load, token_bytes = plan.wanted.workload, plan.wanted.shape.kv_bytes
     found: dict[str, Any] = msgspec.to_builtins(plan)
     found["wanted"]["workload"] = {
         "told": load.told,
@@ -116,7 +85,16 @@ def plan_as_json(plan: DeploymentPlan) -> dict[str, Any]:
         "shared": load.shared,
         "output_tokens": load.output,
         "kept_tokens": load.kept_tokens,
-        "kept_bytes": load.kept_tokens * plan.kv.token_bytes,
+        "kept_bytes": load.kept_tokens * token_bytes,
+    }
+    found["kv"] = {
+        "precision": plan.wanted.shape.kv.precision,
+        "token_bytes": token_bytes,
+        "exact_bytes": plan.wire.raw_bytes,
+        "fp8_bytes": plan.wire.fp8_bytes,
+        "pool_tokens": {role: pool.machine.kv_tokens for role, pool in plan.sized.pools.items()},
+        "context": load.context,
+        "sequences": plan.sized.ceilings.kv,
     }
     found["wanted"]["shape"].pop("cost")
     found["workers"] = {role: plan.sized.pools[role].workers for role in ROLES}
@@ -128,12 +106,12 @@ def plan_as_json(plan: DeploymentPlan) -> dict[str, Any]:
 SCENARIO_SECONDS = 600.0
 
 
-def plan_scenario(options: PlanOptions, plan: DeploymentPlan) -> dict[str, Any]:
-    """Return the scenario. Cached tokens become a prefix that all prompts share, of the mean cached
-    length."""
+def plan_scenario(options: PlanOptions, plan: DeploymentPlan) -> str:
+    """Return the scenario as YAML. Cached tokens become a prefix that all prompts share, of the
+    mean cached length."""
     pools = plan.sized.pools
     goals = plan.wanted.goals
-    return {
+    scenario = {
         "name": "plan",
         "machines": {role: _machine(pool) for role, pool in pools.items()},
         "pools": {role: pool.workers for role, pool in pools.items()},
@@ -142,6 +120,7 @@ def plan_scenario(options: PlanOptions, plan: DeploymentPlan) -> dict[str, Any]:
         "autoscaler": {"mode": "off"},
         **({} if options.trace is not None else {"seconds": SCENARIO_SECONDS}),
     }
+    return yaml.safe_dump(scenario, sort_keys=False)
 
 
 def _machine(pool: PoolPlan) -> dict[str, Any]:
@@ -170,28 +149,17 @@ def _mix(options: PlanOptions, plan: DeploymentPlan) -> dict[str, Any]:
     load = plan.wanted.workload
     mix: dict[str, Any] = {
         "rate": load.mix.rate,
-        "prompt": _length(parse_workload_length(options.prompt, "--prompt")),
-        "output": _length(parse_workload_length(options.output, "--output")),
+        "prompt": _length(options.prompt, "--prompt"),
+        "output": _length(options.output, "--output"),
     }
     if cached := round(load.prompt * load.shared):
         mix["prefix"] = cached
     return {"mixes": [mix]}
 
 
-def _length(length: Length) -> str | int:
-    match length:
-        case ConstantLength(tokens):
-            return tokens
-        case UniformLength(low, high):
-            return f"uniform:{low}-{high}"
-        case LogNormalLength(mean, sigma, most):
-            return f"lognormal:{mean:g},{sigma:.6g},{most}"
-
-
-def write_scenario(path: Path, options: PlanOptions, plan: DeploymentPlan) -> None:
-    """Write the scenario as YAML. Raises StartupError."""
-    text = yaml.safe_dump(plan_scenario(options, plan), sort_keys=False)
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as e:
-        raise StartupError(f"{path} cannot be written: {e.strerror}") from None
+def _length(text: str, option: str) -> str:
+    """Return a length in a form that scenarios have, too."""
+    found = parse_workload_length(text, option)
+    if "/" not in text or not isinstance(found, LogNormalLength):
+        return text
+    return f"lognormal:{found.mean:g},{found.sigma:.6g},{found.most}"

@@ -16,7 +16,6 @@ from cluster.planner.roofline import (
     Efficiency,
     GpuRates,
     gpu_rates,
-    gpu_step_sizes,
     machine_model,
 )
 from cluster.planner.workload import Workload
@@ -24,19 +23,8 @@ from cluster.sizing.decision import PredictedLatency, RoleDemand, Slo, infeasibl
 from cluster.sizing.demand import demand_by_role
 from cluster.sizing.predict import predict_latency
 from cluster.sizing.queueing import prefill_service
-from cluster.sizing.residency import (
-    ResidentSequences,
-    decode_batch_limits,
-    resident_sequences,
-)
-from cluster.sizing.snapshot import (
-    NO_CORRECTIONS,
-    MachineModel,
-    RequestMix,
-    RoleValues,
-    SloTargets,
-)
-from engine.ipc.settings import StepSizes
+from cluster.sizing.residency import ResidentSequences, decode_batch_limits, resident_sequences
+from cluster.sizing.snapshot import NO_CORRECTIONS, MachineModel, RequestMix, RoleValues, SloTargets
 from protocol.errors import StartupError
 from protocol.roles import ROLES, Role
 
@@ -59,25 +47,27 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     link_bytes_s: float | None = None
     drafting: DraftingOptions | None = None
 
+    def at_rate(self, rate: float) -> PlanRequest:
+        """Return the same request with another number of requests/s."""
+        workload = replace(self.workload, mix=replace(self.workload.mix, rate=rate))
+        return replace(self, workload=workload)
+
     def rates(self, role: Role) -> GpuRates:
         return gpu_rates(self.shape, self.gpus[role], self.efficiency)
-
-    def step_sizes(self, role: Role) -> StepSizes:
-        return gpu_step_sizes(role, self.max_batch, self.chunk)
 
     def machine(self, role: Role, gpu: GpuSpec | None = None) -> MachineModel:
         """Return a worker of the role; ``gpu`` replaces that of its pool. Raises StartupError for a
         model that does not fit."""
-        sizes, gpu = self.step_sizes(role), gpu or self.gpus[role]
+        gpu = gpu or self.gpus[role]
         drafting = self.drafting if role == "decode" else None  # as `baton up` sets it
         machine = machine_model(
             self.shape,
             gpu,
+            role,
             context=self.workload.context,
-            chunk=sizes.prefill_chunk,
-            max_batch=sizes.max_batch,
+            chunk=self.chunk,
+            max_batch=self.max_batch,
             efficiency=self.efficiency,
-            rows=sizes.prefill_chunk if role == "prefill" else None,
             link_bytes_s=self.link_bytes_s,
             draft=drafting.model if drafting else None,
         )
@@ -146,12 +136,9 @@ class SizedPools(msgspec.Struct, frozen=True, kw_only=True):
         return sum(known) if len(known) == len(prices) else None
 
 
-def size_pools(request: PlanRequest, rate: float | None = None) -> SizedPools:
-    """Size both pools; ``rate`` replaces the workload's own. Raises StartupError if a model does
-    not fit."""
-    machines = {role: request.machine(role) for role in ROLES}
-    workload = request.workload
-    mix = workload.at(workload.mix.rate if rate is None else rate)
+def size_pools(request: PlanRequest) -> SizedPools:
+    """Size both pools. Raises StartupError if a model does not fit."""
+    machines, mix = {role: request.machine(role) for role in ROLES}, request.workload.mix
     resident = resident_sequences(mix, machines["decode"], prefill=machines["prefill"])
     _check_load(mix, machines, resident)
     need = demand_by_role(mix, machines, request.goals, NO_CORRECTIONS)

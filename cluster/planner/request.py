@@ -12,7 +12,7 @@ from cluster.planner import model_shape
 from cluster.planner.gpus import GpuSpec, find_gpu
 from cluster.planner.model_shape import ModelShape
 from cluster.planner.pools import PlanRequest
-from cluster.planner.roofline import ASSUMED, DraftingOptions
+from cluster.planner.roofline import ASSUMED, DraftingOptions, Efficiency
 from cluster.planner.workload import (
     FORMS,
     Workload,
@@ -21,7 +21,6 @@ from cluster.planner.workload import (
     traced_workload,
 )
 from cluster.sizing.snapshot import SloTargets
-from cluster.workloads.distributions import RequestShare
 from cluster.workloads.traces import read_trace
 from engine.kv_cache.kv_format import Precision
 from protocol.errors import UsageError
@@ -71,8 +70,7 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
             gpus=self._find_gpus(),
             chunk=self.prefill_chunk,
             max_batch=self.max_batch,
-            efficiency=msgspec.structs.replace(
-                ASSUMED,
+            efficiency=Efficiency(
                 compute=self.compute_efficiency,
                 bandwidth=self.bandwidth_efficiency,
                 overhead_s=self.overhead_ms / 1e3,
@@ -102,17 +100,12 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
         return model_shape.find_model(name, self.kv_precision, weight_bytes)
 
     def _find_gpus(self) -> dict[Role, GpuSpec]:
+        own: dict[Role, str | None] = {"prefill": self.prefill_gpu, "decode": self.decode_gpu}
         found: dict[Role, GpuSpec] = {}
-        options: tuple[tuple[Role, str | None], ...] = (
-            ("prefill", self.prefill_gpu),
-            ("decode", self.decode_gpu),
-        )
-        for role, text in options:
-            if text is not None:
-                found[role] = find_gpu(text, f"--{role}-gpu").group(self.tp)
-            else:
-                assert self.gpu is not None  # _check_given
-                found[role] = find_gpu(self.gpu).group(self.tp)
+        for role, text in own.items():
+            gpu, option = (self.gpu, "--gpu") if text is None else (text, f"--{role}-gpu")
+            assert gpu is not None  # _check_given
+            found[role] = find_gpu(gpu, option).group(self.tp)
         return found
 
     def _parse_workload(self) -> Workload:
@@ -122,12 +115,9 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
             lines = read_trace(self.trace)
             return traced_workload(lines, self.trace.name, self.rate, self.scale, self.shared)
         assert self.rate is not None and self.prompt is not None and self.output is not None
-        share = RequestShare(
-            1.0,
-            parse_workload_length(self.prompt, "--prompt"),
-            parse_workload_length(self.output, "--output"),
-        )
-        return stated_workload((share,), self.rate * self.scale, self.shared or 0.0)
+        prompt = parse_workload_length(self.prompt, "--prompt")
+        output = parse_workload_length(self.output, "--output")
+        return stated_workload(prompt, output, self.rate * self.scale, self.shared or 0.0)
 
     def _drafting(self) -> DraftingOptions | None:
         if self.acceptance is None:

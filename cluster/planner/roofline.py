@@ -27,7 +27,7 @@ from cluster.planner.gpus import GpuSpec, known_gpus
 from cluster.planner.model_shape import ModelShape
 from cluster.planner.workload import Workload
 from cluster.sizing.snapshot import MachineModel
-from engine.ipc.settings import StepSizes, default_step_sizes
+from engine.ipc.settings import default_step_sizes
 from engine.memory.memory_footprint import RUNTIME_BYTES
 from engine.scheduling.draft_pages import MAX_DRAFT_NODES
 from engine.speculation.draft_source import catch_up_chunk
@@ -161,37 +161,33 @@ def _too_large(name: str, weights: float, token: float, gpu: GpuSpec) -> str:
     )
 
 
-def gpu_step_sizes(role: Role, max_batch: int | None, chunk: int | None) -> StepSizes:
-    """Return the largest step of a worker on a GPU; None leaves a size to the worker's default."""
-    default = default_step_sizes("cuda", role)
-    return StepSizes(max_batch or default.max_batch, chunk or default.prefill_chunk)
-
-
 def machine_model(
     shape: ModelShape,
     gpu: GpuSpec,
+    role: Role,
     *,
     context: float,
-    chunk: int = 512,
-    max_batch: int = 64,
+    chunk: int | None = None,
+    max_batch: int | None = None,
     efficiency: Efficiency = ASSUMED,
-    rows: int | None = None,
     link_bytes_s: float | None = None,
     pool: int | None = None,
     draft: ModelShape | None = None,
 ) -> MachineModel:
     """Return the machine model of a worker on ``gpu``.
 
-    ``context``: mean tokens of a sequence while it decodes. ``rows``: tokens of a step, which
-    decide how many experts it reads; None: as many as sequences can decode together.
-    ``link_bytes_s`` None: as in the data file. ``pool``: KV tokens, None: what the worker would
-    take. ``draft``: a model whose weights and KV take memory there, too. Raises StartupError for
-    models that do not fit.
+    ``context``: mean tokens of a sequence while it decodes. ``chunk`` and ``max_batch`` None: what
+    a worker on a GPU takes by default. ``link_bytes_s`` None: as in the data file. ``pool``: KV
+    tokens, None: what the worker would take. ``draft``: a model whose weights and KV take memory
+    there, too. Raises StartupError for models that do not fit.
     """
+    default = default_step_sizes("cuda", role)
+    chunk, max_batch = chunk or default.prefill_chunk, max_batch or default.max_batch
     tokens = kv_pool_tokens(shape, gpu, draft=draft)
     tokens = tokens if pool is None else min(pool, tokens)
-    batch = _full_batch(max_batch, tokens, context)
-    model = step_model(shape, gpu_rates(shape, gpu, efficiency), context, rows or batch)
+    # The rows of a step decide how many experts it reads.
+    rows = chunk if role == "prefill" else _full_batch(max_batch, tokens, context)
+    model = step_model(shape, gpu_rates(shape, gpu, efficiency), context, rows)
     return MachineModel(
         step=model[:5],
         chunk=chunk,

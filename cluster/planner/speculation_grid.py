@@ -10,7 +10,7 @@ from __future__ import annotations
 import platform
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,13 +83,6 @@ def speculation_cell(
         a_pass * longest * 1e3,
         choice.speedup,
     )
-
-
-def speculation_cells(
-    machine: PassTimes, batches: Sequence[int], acceptances: Sequence[float], most: int
-) -> list[SpeculationCell]:
-    """Return the cells of all batches and acceptances, batch by batch."""
-    return [speculation_cell(machine, b, a, most) for b in batches for a in acceptances]
 
 
 def break_even_batch(machine: PassTimes, acceptance: float, most: int, largest: int) -> int:

@@ -53,19 +53,16 @@ class PlanTable(NamedTuple):
 def describe_request(plan: DeploymentPlan) -> list[str]:
     """Return sentences on the model, the workload and the objectives."""
     shape, goals = plan.wanted.shape, plan.wanted.goals
-    active = f", {shape.active / 1e9:.3g} B of them active for a token" if _sparse(plan) else ""
+    sparse = shape.active < 0.8 * shape.parameters
+    active = f", {shape.active / 1e9:.3g} B of them active for a token" if sparse else ""
     return [
         f"{shape.name}: {shape.parameters / 1e9:.3g} B parameters{active},"
         f" {shape.weight_bytes / 2**30:.1f} GiB of weights"
-        f" ({'fp8' if shape.weight_element_bytes == 1 else 'bf16'}); KV {plan.kv.precision}",
-        f"{plan.wanted.workload.told}",
+        f" ({'fp8' if shape.weight_element_bytes == 1 else 'bf16'}); KV {shape.kv.precision}",
+        plan.wanted.workload.told,
         f"Objectives: first token within {duration(goals.ttft_s)} for 90% of requests, then"
         f" {duration(goals.tpot_s)} a token",
     ]
-
-
-def _sparse(plan: DeploymentPlan) -> bool:
-    return plan.wanted.shape.active < 0.8 * plan.wanted.shape.parameters
 
 
 def slo_warnings(plan: DeploymentPlan) -> list[str]:
@@ -100,11 +97,11 @@ def _cache_notes(plan: DeploymentPlan) -> list[str]:
     kept, pool = plan.wanted.workload.kept_tokens, plan.sized.pools["prefill"]
     if not kept:
         return []
-    held = pool.workers * pool.machine.kv_tokens
+    held, token_bytes = pool.workers * pool.machine.kv_tokens, plan.wanted.shape.kv_bytes
     return [
         "Hits are counted for caches of unlimited size: all distinct blocks of the trace take"
-        f" {size(kept * plan.kv.token_bytes)} of KV ({kept:,} tokens); the pools of the"
-        f" prefill workers hold {size(held * plan.kv.token_bytes)} ({held:,} tokens) in total,"
+        f" {size(kept * token_bytes)} of KV ({kept:,} tokens); the pools of the"
+        f" prefill workers hold {size(held * token_bytes)} ({held:,} tokens) in total,"
         " and each worker has its own. `baton simulate` replays the trace with caches of this size."
     ]
 
@@ -185,13 +182,13 @@ def _batch(plan: DeploymentPlan) -> PlanTable:
 
 
 def _kv(plan: DeploymentPlan) -> PlanTable:
-    kv = plan.kv
+    pools = plan.sized.pools
     rows = [
-        ("one token, exact", size(kv.exact_bytes)),
-        ("one token, fp8", size(kv.fp8_bytes)),
-        *((f"pool of a {role} worker", f"{kv.pool_tokens[role]:,} tokens") for role in ROLES),
-        ("mean tokens of a decoding sequence", f"{kv.context:,.0f} tokens"),
-        ("such sequences in a decode worker's pool", f"{kv.sequences:,}"),
+        ("one token, exact", size(plan.wire.raw_bytes)),
+        ("one token, fp8", size(plan.wire.fp8_bytes)),
+        *((f"pool of a {r} worker", f"{pools[r].machine.kv_tokens:,} tokens") for r in ROLES),
+        ("mean tokens of a decoding sequence", f"{plan.wanted.workload.context:,.0f} tokens"),
+        ("such sequences in a decode worker's pool", f"{plan.sized.ceilings.kv:,}"),
     ]
     return PlanTable("KV", ("", ""), rows)
 

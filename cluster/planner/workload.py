@@ -8,6 +8,7 @@ outputs are paired so that they are uncorrelated.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from statistics import NormalDist
 
@@ -20,7 +21,6 @@ from cluster.workloads.distributions import (
     ConstantLength,
     Length,
     LogNormalLength,
-    RequestShare,
     UniformLength,
     parse_length,
 )
@@ -38,12 +38,21 @@ _MAX_TOKENS = 10_000_000
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
-    """``told``: a description for readers. ``kept_tokens``: tokens that a cache must hold for as
-    many hits as counted; 0 where there are none, or their share was stated."""
+    """``source``: where it is from, for readers. ``mix``: without a window, because the load is
+    known and does not grow. ``kept_tokens``: tokens that a cache must hold for as many hits as
+    counted; 0 where there are none, or their share was stated."""
 
-    told: str
+    source: str
     mix: RequestMix
     kept_tokens: int = 0
+
+    @property
+    def told(self) -> str:
+        """A description for readers."""
+        return (
+            f"{self.source}, prompts of {self.prompt:,.0f} tokens on average, {self.shared:.0%} of"
+            f" them cached, answers of {self.output:,.0f}"
+        )
 
     @property
     def prompt(self) -> float:
@@ -64,10 +73,6 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         """Mean tokens of a sequence while it decodes."""
         anywhere = MachineModel(step=(0, 0, 0, 0, 0), chunk=1, max_batch=1, kv_tokens=0, kv_bytes=0)
         return resident_sequences(self.mix, anywhere).kv_tokens
-
-    def at(self, rate: float) -> RequestMix:
-        """Return the mix at another rate."""
-        return msgspec.structs.replace(self.mix, rate=rate)
 
     def _mean(self, value: Callable[[RequestSample], float]) -> float:
         samples = self.mix.samples
@@ -110,36 +115,17 @@ def equally_likely_lengths(length: Length) -> list[float]:
             return [min(float(most), max(1.0, value * scale)) for value in found]
 
 
-def stated_workload(mix: Sequence[RequestShare], rate: float, shared: float) -> Workload:
+def stated_workload(prompt: Length, output: Length, rate: float, shared: float) -> Workload:
     """Return the workload of stated lengths; ``shared``: the share of each prompt's tokens that is
     cached."""
-    samples = [
-        RequestSample(prompt * (1 - shared), prompt * shared, output, share.weight)
-        for share in mix
-        for prompt, output in _pairs(share)
-    ]
-    found = Workload(told="", mix=_steady(rate, _merged(samples)))
-    told = f"{rate:g} requests/s, {_means(found)}"
-    return msgspec.structs.replace(found, told=told)
-
-
-def _steady(rate: float, samples: tuple[RequestSample, ...]) -> RequestMix:
-    """Return a mix whose load is known, and does not grow."""
-    return RequestMix(rate=rate, window_s=0.0, samples=samples)
-
-
-def _pairs(share: RequestShare) -> list[tuple[float, float]]:
-    prompts, outputs = equally_likely_lengths(share.prompt), equally_likely_lengths(share.output)
-    return [(prompts[i], outputs[i * _STRIDE % POINTS]) for i in range(POINTS)]
-
-
-def _merged(samples: Sequence[RequestSample]) -> tuple[RequestSample, ...]:
-    """Merge equal samples."""
-    weights: dict[tuple[float, float, float], float] = {}
-    for s in samples:
-        key = (s.uncached, s.cached, s.output)
-        weights[key] = weights.get(key, 0.0) + s.weight
-    return tuple(RequestSample(*key, weight) for key, weight in weights.items())
+    prompts, outputs = equally_likely_lengths(prompt), equally_likely_lengths(output)
+    pairs = Counter((prompts[i], outputs[i * _STRIDE % POINTS]) for i in range(POINTS))
+    samples = tuple(
+        RequestSample(tokens * (1 - shared), tokens * shared, answer, float(count))
+        for (tokens, answer), count in pairs.items()
+    )
+    mix = RequestMix(rate=rate, window_s=0.0, samples=samples)
+    return Workload(source=f"{rate:g} requests/s", mix=mix)
 
 
 def traced_workload(
@@ -168,9 +154,9 @@ def traced_workload(
     samples.sort(key=lambda s: (s.uncached, s.output))
     if not samples:
         raise UsageError("--trace: no request has a prompt")
-    found = Workload(told="", mix=_steady(own, _grouped(samples)))
-    told = f"{name}: {len(lines)} requests, {own:.3g} requests/s, {_means(found)}"
-    return msgspec.structs.replace(found, told=told, kept_tokens=kept)
+    mix = RequestMix(rate=own, window_s=0.0, samples=_grouped(samples))
+    source = f"{name}: {len(lines)} requests, {own:.3g} requests/s"
+    return Workload(source=source, mix=mix, kept_tokens=kept)
 
 
 def _distinct_tokens(lines: Sequence[TraceRequest]) -> int:
@@ -196,11 +182,4 @@ def _grouped(samples: Sequence[RequestSample]) -> tuple[RequestSample, ...]:
             float(len(group)),
         )
         for group in groups
-    )
-
-
-def _means(workload: Workload) -> str:
-    return (
-        f"prompts of {workload.prompt:,.0f} tokens on average, {workload.shared:.0%} of them"
-        f" cached, answers of {workload.output:,.0f}"
     )

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from cluster.observation.request_mix import RequestCounter
 from cluster.planner.gpus import find_gpu
 from cluster.planner.model_shape import find_model
-from cluster.planner.roofline import ASSUMED, Efficiency, gpu_step_sizes, machine_model
+from cluster.planner.roofline import ASSUMED, Efficiency, machine_model
 from cluster.simulator.autoscaling import SimulatedAutoscaler
 from cluster.simulator.devices.clock import SimulatedClock
 from cluster.simulator.devices.fleet import SimulatedFleet
@@ -94,17 +94,16 @@ def _machine(section: MachineSection, role: Role) -> MachineModel:
             speculation=section.speculation,
         )
     assert section.gpu is not None and section.model is not None
-    sizes = gpu_step_sizes(role, section.max_batch, section.chunk)
     shape_of = partial(
         find_model, precision=section.kv_precision, weight_bytes=section.weight_bytes
     )
     machine = machine_model(
         shape_of(section.model),
         find_gpu(section.gpu, "gpu").group(section.tp),
+        role,
         context=section.context,
-        chunk=sizes.prefill_chunk,
-        max_batch=sizes.max_batch,
-        rows=sizes.prefill_chunk if role == "prefill" else None,
+        chunk=section.chunk,
+        max_batch=section.max_batch,
         efficiency=Efficiency(
             compute=section.compute, bandwidth=section.bandwidth or ASSUMED.bandwidth
         ),

@@ -76,10 +76,6 @@ class ScalingActions(NamedTuple):
     stopped: int = 0
     unmet: int = 0
 
-    @property
-    def has_changes(self) -> bool:
-        return bool(self.loans or self.started or self.stopped)
-
 
 def plan_actions(
     snapshot: SizingSnapshot,
@@ -188,10 +184,7 @@ def _demand_beyond_chance(
 
 
 def _starts(
-    snapshot: SizingSnapshot,
-    mix: RequestMix,
-    target: WorkerCounts,
-    loans: tuple[Loan, ...],
+    snapshot: SizingSnapshot, mix: RequestMix, target: WorkerCounts, loans: tuple[Loan, ...]
 ) -> tuple[dict[Role, int], int, int]:
     """Return the targets by home, the number of starts, and the starts that the budget denies.
     Workers that loans replace are no longer started."""

@@ -13,13 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cluster.sizing.queueing import (
-    CHANCE_DEVIATIONS,
-    PrefillOutlook,
-    SampleVector,
-    ServiceTime,
-    late_share,
-)
+from cluster.sizing.queueing import CHANCE_DEVIATIONS, SampleVector
 from cluster.sizing.snapshot import Arrivals
 
 LOCAL_S = 300.0
@@ -144,17 +138,3 @@ def burst_waits(
     until = np.concatenate(([0.0], np.cumsum(arrivals.rates[order])))
     shorter = until[np.searchsorted(waits_s[order], patience_s, side="right")]
     return np.asarray(1.0 - shorter / until[-1])
-
-
-def late_share_in_bursts(
-    servers: int,
-    outlook: PrefillOutlook,
-    service: ServiceTime,
-    ttft_s: float,
-    arrivals: ArrivalRates = NO_ARRIVAL_RATES,
-) -> float:
-    """Return the share of prompts that their wait makes late: that of ``late_share``, which knows
-    of different lengths, or that of ``burst_waits``, if it is larger."""
-    waiting = burst_waits(servers, service.mean_s, np.abs(ttft_s - service.seconds), arrivals)
-    late = late_share(servers, outlook, service, ttft_s)
-    return max(late, float(service.weights @ waiting))

@@ -24,6 +24,7 @@ from cluster.sizing.snapshot import (
     Corrections,
     ObservedLatency,
     RequestMix,
+    SizingMemory,
     SizingSnapshot,
 )
 from protocol.roles import ROLES
@@ -45,24 +46,27 @@ MIN_CORRECTION, MAX_CORRECTION = 0.5, 2.0
 CORRECTIONS = ("prefill", "decode", "kv")
 
 
-def updated_corrections(
+def record_corrections(
     snapshot: SizingSnapshot,
+    mix: RequestMix,
+    answered: RequestMix,
     expected: PredictedLatency,
-    computed_s: ComparedWork,
-    held_kv: ComparedWork,
     *,
     lacks_room: bool,
-) -> Corrections:
-    """Return the corrections after this observation.
+) -> SizingMemory:
+    """Return the memory after this observation.
 
-    ``expected``: the prediction for the serving workers with the corrections so far.
-    ``lacks_room``: sequences wait for pages, so that their TPOT says nothing about the speed of
-    decode.
+    ``answered``: the mix of the prompts that were answered. ``expected``: its prediction for the
+    serving workers with the corrections so far. ``lacks_room``: sequences wait for pages, so that
+    their TPOT says nothing about the speed of decode.
     """
-    decode = snapshot.memory.corrections.decode
+    memory, decode = snapshot.memory, snapshot.memory.corrections.decode
     if is_stable(snapshot) and not lacks_room:
         decode = _updated_pace(decode, snapshot.observed.tpot_s, expected.tpot_s)
-    return Corrections(prefill=_correction(computed_s), decode=decode, kv=_correction(held_kv))
+    computed_s, held_kv = compared_prompts(snapshot, answered), compared_kv(snapshot, mix, expected)
+    prefill, kv = _correction(computed_s), _correction(held_kv)
+    corrections = Corrections(prefill=prefill, decode=decode, kv=kv)
+    return replace(memory, corrections=corrections, computed_s=computed_s, held_kv=held_kv)
 
 
 def compared_prompts(snapshot: SizingSnapshot, mix: RequestMix) -> ComparedWork:

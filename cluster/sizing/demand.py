@@ -24,8 +24,8 @@ from cluster.sizing.burstiness import (
     LONGEST_S,
     NO_ARRIVAL_RATES,
     ArrivalRates,
+    burst_waits,
     burstiness,
-    late_share_in_bursts,
     usual_bursts,
 )
 from cluster.sizing.decision import RoleDemand
@@ -35,6 +35,7 @@ from cluster.sizing.queueing import (
     LARGEST_LOAD,
     PrefillOutlook,
     ServiceTime,
+    late_share,
     least_number,
     mean_prompt_tokens,
     prefill_service,
@@ -101,7 +102,10 @@ def prefill_workers(
         return math.ceil(grown + queued)
 
     def suffices(servers: int) -> bool:
-        return late_share_in_bursts(servers, outlook, service, ttft_s, arrivals) <= MAX_LATE_SHARE
+        # ``late_share`` knows of different lengths, and ``burst_waits`` of bursts.
+        waiting = burst_waits(servers, service.mean_s, np.abs(ttft_s - service.seconds), arrivals)
+        late = late_share(servers, outlook, service, ttft_s)
+        return max(late, float(service.weights @ waiting)) <= MAX_LATE_SHARE
 
     return least_number(suffices, max(1, math.floor(load)))
 
@@ -182,11 +186,7 @@ def decode_demand(
 
 
 def decode_demand_with_prompts(
-    mix: RequestMix,
-    goals: SloTargets,
-    resident: ResidentSequences,
-    start_s: float,
-    prompts: int,
+    mix: RequestMix, goals: SloTargets, resident: ResidentSequences, start_s: float, prompts: int
 ) -> RoleDemand:
     """Return the demand for decode workers that also compute prompts which would keep so many
     workers busy. On each of c workers these take the share prompts/c of the time, and steps are

@@ -59,14 +59,7 @@ def record_demand(
     than LONGEST_GAP windows of ``mix``, too little is known of the time between: all are dropped.
     """
     if memory.past and at_s - memory.past[-1].at_s > LONGEST_GAP * mix.window_s:
-        memory = SizingMemory(
-            growth=memory.growth,
-            corrections=memory.corrections,
-            computed_s=memory.computed_s,
-            held_kv=memory.held_kv,
-            last_down_s=memory.last_down_s,
-            last_change_s=memory.last_change_s,
-        )
+        memory = replace(memory, past=(), prefill_levels=(), decode_levels=(), growth_s=None)
     uncached = service_time([s.uncached for s in mix.samples], [s.weight for s in mix.samples])
     load = mix.rate * uncached.mean_s
     past = (*memory.past, DemandSample(at_s, demand.prefill, demand.decode, mix.rate, load))
@@ -181,17 +174,6 @@ def forecast_error(memory: SizingMemory, at_s: float) -> LoadForecast | None:
         rate=error(now.rate, then.rate),
         prefill=error(now.prefill, then.prefill),
         decode=error(now.decode, then.decode),
-    )
-
-
-def record_action(
-    memory: SizingMemory, at_s: float, *, changed: bool, stopped: bool
-) -> SizingMemory:
-    """Store the time of the actions of this decision."""
-    return replace(
-        memory,
-        last_change_s=at_s if changed else memory.last_change_s,
-        last_down_s=at_s if stopped else memory.last_down_s,
     )
 
 

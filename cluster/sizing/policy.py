@@ -14,12 +14,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from cluster.sizing.actions import ScalingActions, fit_to_snapshot, plan_actions
-from cluster.sizing.corrections import (
-    answered_mix,
-    compared_kv,
-    compared_prompts,
-    updated_corrections,
-)
+from cluster.sizing.corrections import answered_mix, record_corrections
 from cluster.sizing.decision import (
     LoadForecast,
     ScalingDecision,
@@ -29,7 +24,7 @@ from cluster.sizing.decision import (
 )
 from cluster.sizing.demand import demand_by_role
 from cluster.sizing.growth import expected_growth
-from cluster.sizing.memory import forecast_error, record_action, record_demand
+from cluster.sizing.memory import forecast_error, record_demand
 from cluster.sizing.predict import predict_latency
 from cluster.sizing.snapshot import SizingSnapshot, WorkerCounts
 from cluster.sizing.worker_counts import count_present, count_starting, effective_workers
@@ -50,29 +45,26 @@ def decide(snapshot: SizingSnapshot) -> ScalingDecision:
     found = demand_by_role(mix, snapshot.machines, snapshot.goals, before, start_s, most)
     # Beside prompts that prefill workers have no time for, too, TPOT says nothing about decode.
     lacks_room = found["decode"].workers > serving.decode or found["prefill"].load > most
-    computed_s = compared_prompts(snapshot, answered)
-    held_kv = compared_kv(snapshot, mix, expected)
-    corrections = updated_corrections(
-        snapshot, expected, computed_s, held_kv, lacks_room=lacks_room
-    )
+    memory = record_corrections(snapshot, mix, answered, expected, lacks_room=lacks_room)
     wanted = WorkerCounts(prefill=found["prefill"].workers, decode=found["decode"].workers)
     current, target = count_present(snapshot), fit_to_snapshot(wanted, snapshot)
     starting = count_starting(snapshot)
     lasting = WorkerCounts(prefill=found["prefill"].lasting, decode=found["decode"].lasting)
     memory = record_demand(
-        *(snapshot.memory, at_s, mix, wanted, current, snapshot.tuning, starting, lasting)
+        *(memory, at_s, mix, wanted, current, snapshot.tuning, starting, lasting)
     )
-    memory = replace(memory, corrections=corrections, computed_s=computed_s, held_kv=held_kv)
     actions = plan_actions(snapshot, mix, memory, wanted, lasting)
+    if actions.loans or actions.started or actions.stopped:
+        memory = replace(memory, last_change_s=at_s)
+    if actions.stopped:
+        memory = replace(memory, last_down_s=at_s)
     reason = _reason(actions, steady=current == target)
     return ScalingDecision(
         wanted=target,
         targets=WorkerCounts(**actions.targets),
         reason=reason,
         text=describe_decision(reason, current, target, found),
-        memory=record_action(
-            memory, at_s, changed=actions.has_changes, stopped=actions.stopped > 0
-        ),
+        memory=memory,
         loans=actions.loans,
         prefill=found["prefill"],
         decode=found["decode"],

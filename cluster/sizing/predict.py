@@ -7,11 +7,7 @@ import math
 from cluster.sizing.decision import PredictedLatency
 from cluster.sizing.demand import machine_for_role
 from cluster.sizing.queueing import ServiceTime, mean_wait_s, prefill_service
-from cluster.sizing.residency import (
-    ResidentSequences,
-    decode_batch_limits,
-    resident_sequences,
-)
+from cluster.sizing.residency import ResidentSequences, decode_batch_limits, resident_sequences
 from cluster.sizing.snapshot import (
     NO_CORRECTIONS,
     Corrections,

@@ -108,7 +108,8 @@ def mean_wait_s(servers: int, load: float, service: ServiceTime) -> float:
     """Return the mean wait of all requests in seconds; infinite under overload."""
     if load >= servers:
         return math.inf
-    return erlang_c(servers, load) * _waiters_s(servers, load, service)
+    waiters_s = service.mean_s * (1.0 + service.spread) / (2.0 * (servers - load))
+    return erlang_c(servers, load) * waiters_s
 
 
 class PrefillOutlook(NamedTuple):
@@ -197,11 +198,6 @@ _LARGEST_EXPONENT = 700.0  # of a float
 def _normal_tail(deviations: SampleVector) -> SampleVector:
     """Return the probability that a normal variable exceeds its mean by so many deviations."""
     return np.array([0.5 * math.erfc(x * math.sqrt(0.5)) for x in deviations])
-
-
-def _waiters_s(servers: int, load: float, service: ServiceTime) -> float:
-    """Return the mean wait of the requests that wait at all."""
-    return service.mean_s * (1.0 + service.spread) / (2.0 * (servers - load))
 
 
 def least_number(suffices: Callable[[int], bool], low: int) -> int:

@@ -147,18 +147,18 @@ def early_seconds(
 
 
 class DecodeBatchLimits(NamedTuple):
-    """The most sequences that a worker decodes together, by each limit; at least one."""
+    """The most sequences that a worker decodes together, by each limit and by its largest batch; at
+    least one."""
 
     by_tpot: float
     by_kv: float
-    by_limit: float
     infeasible: bool  # the TPOT objective is out of reach
     excess: float  # sequences less, where KV has room for what a worker has more than the others
 
     @property
     def size(self) -> float:
         """b*; throughput grows with the batch, so that the largest is the best."""
-        return min(self.by_tpot, self.by_kv, self.by_limit)
+        return min(self.by_tpot, self.by_kv)
 
     def excess_beside(self, workers: int) -> float:
         """Return ``excess`` over the mean of so many workers, of which this one is a part: one
@@ -191,7 +191,6 @@ def decode_batch_limits(resident: ResidentSequences, goals: SloTargets) -> Decod
     limits = DecodeBatchLimits(
         by_tpot=largest_batch(lambda b: resident.tpot_s(b) <= tpot_s, 1.0, most),
         by_kv=by_kv(lambda batch: 0.0),
-        by_limit=most,
         infeasible=not reachable,
         excess=0.0,
     )

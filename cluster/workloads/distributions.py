@@ -48,14 +48,6 @@ class LogNormalLength(NamedTuple):
 Length = ConstantLength | UniformLength | LogNormalLength
 
 
-class RequestShare(NamedTuple):
-    """One kind of request: its ``weight`` among all kinds, and its two length distributions."""
-
-    weight: float
-    prompt: Length
-    output: Length
-
-
 def parse_length(text: str, option: str) -> Length:
     """Parse one of ``FORMS``. Raises StartupError, which names ``option``, for anything else."""
     wrong = UsageError(f"{option}: expected {FORMS}, with at least 1 token, not {text!r}")

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
-from pathlib import Path
 
 import plotly.graph_objects as go
 import plotly.io
 from plotly.offline import get_plotlyjs
-
-from protocol.errors import StartupError
 
 CONTENT_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline';"
@@ -86,11 +83,3 @@ def blank_figure(title: str, x: str, y: str, height: int) -> go.Figure:
     made.update_xaxes(title=x)
     made.update_yaxes(title=y, rangemode="tozero")
     return made
-
-
-def write_html(path: Path, page: str) -> None:
-    """Write a page. Raises StartupError if the file cannot be written."""
-    try:
-        path.write_text(page, encoding="utf-8")
-    except OSError as e:
-        raise StartupError(f"{path} cannot be written: {e.strerror}") from None

@@ -61,7 +61,7 @@ def test_a_machine_is_the_step_of_its_largest_batch(name: str, model: str) -> No
         with pytest.raises(StartupError, match=r"more than the .* or 2 of these GPUs .*--tp 2"):
             kv_pool_tokens(of, on)
         on = on.group(2)
-    found = machine_model(of, on, context=2000, max_batch=128)
+    found = machine_model(of, on, "decode", context=2000, max_batch=128)
     batch = min(128, kv_pool_tokens(of, on) / 2000)
     assert found.step == step_model(of, gpu_rates(of, on), 2000, batch)[:5]
     assert min(found.step) > 0
