@@ -12,8 +12,7 @@ from bench.lib.http_load import Arrival, Objective, StreamTiming
 from bench.lib.report import percentile
 from cluster.simulator.devices.request import SimulatedRequest
 from cluster.simulator.scenario import Scenario, parse_scenario
-from cluster.simulator.simulation import Simulation, scenario_machines
-from cluster.sizing.policy import decide
+from cluster.simulator.simulation import Simulation
 from protocol.performance.step_model import StepModel
 from protocol.roles import Role
 
@@ -74,7 +73,7 @@ def simulated_times(
 ) -> LatencyPairs:
     """Simulate the same arrivals on a cluster that is empty at first."""
     scenario = _scenario(known, fit)
-    world = Simulation(scenario, scenario_machines(scenario), decide, False)
+    world = Simulation(scenario)
     jobs = [
         SimulatedRequest(i, a.at, len(a.prompt), a.output) for i, a in enumerate(segment.arrivals)
     ]

@@ -16,7 +16,6 @@ from cluster.simulator.result import meets_objectives
 from cluster.simulator.scenario import Scenario, ScenarioPoolsSection
 from cluster.simulator.simulation import Simulation, scenario_machines
 from cluster.simulator.traffic import scenario_requests
-from cluster.sizing.policy import decide
 
 AMPLE = 4
 """Workers with which no prompt waits for long, in times of those that are needed."""
@@ -103,7 +102,7 @@ class SplitTrial:
         counted = [job for job, of in zip(jobs, played, strict=True) if of.at >= begin]
         pools = ScenarioPoolsSection(prefill=split.prefill, decode=split.decode)
         scenario = self.scenario.model_copy(update={"pools": pools})
-        world = Simulation(scenario, self.machines, decide, False)
+        world = Simulation(scenario)
         caches = [worker.cache for worker in world.fleet.workers if worker.role == "prefill"]
         computed = set(unfinished)  # in this simulation, and cached by it
         past = [job for job in self.between(0.0, begin) if job not in computed]

@@ -1,6 +1,6 @@
 """`baton plan`: computes the workers that a load needs and the techniques that would pay.
 
-options --> Asked --> Plan --> page, scenario --> tables or JSON
+PlanOptions --> PlanRequest --> DeploymentPlan --> page, scenario --> tables or JSON
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def plan(
     json: Json = False,
 ) -> None:
     """Compute how many prefill and decode workers a load needs, which wall limits each pool, what
-    it, and what tokens cost: the autoscaler's own policy, on GPUs that you need not have.
+    relaxes it, and what tokens cost: the autoscaler's own policy, on GPUs that you need not have.
 
     baton plan --model Llama-3-8B --gpu H100 --rate 40 --prompt 2000/4000 --output 300
     """

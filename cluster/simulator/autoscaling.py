@@ -79,7 +79,6 @@ class SimulatedAutoscaler:
         self._window = SlidingWindow(settings.window_s, BURST_INTERVALS * settings.interval_s)
         self._memory = SizingMemory()
         self._targets = WorkerCounts(**{role: fleet.count(role) for role in ROLES})
-        self._turns = 0
         self._seen: dict[str, tuple[float, int]] = {}  # by worker, at the last turn
 
     def turn(self) -> None:
@@ -142,7 +141,7 @@ class SimulatedAutoscaler:
             home=worker.home,
             role=worker.next_role if state == "changing" else worker.role,
             state=state,
-            kv_tokens=worker.used_tokens,
+            kv_tokens=worker.pool.used_tokens,
             gpus=self._gpus[worker.home],
             busy=busy_s / self.settings.interval_s,
             prompt_tokens_s=tokens / self.settings.interval_s,
@@ -156,11 +155,10 @@ class SimulatedAutoscaler:
         return now[0] - busy_s, now[1] - tokens
 
     def _record(self, snapshot: SizingSnapshot, decision: ScalingDecision) -> None:
-        self._turns += 1
         self.records.append(
             DecisionRecord(
                 run="simulated",
-                number=self._turns,
+                number=len(self.records) + 1,
                 time_s=self._clock.now,
                 acted=self._acts,
                 snapshot=snapshot,

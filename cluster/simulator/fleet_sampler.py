@@ -69,7 +69,7 @@ class FleetSampler:
                 sum(w.batch.rows for w in decoders),
                 share["prefill"],
                 share["decode"],
-                sum(w.used_tokens for w in decoders) / pool_tokens if pool_tokens else 0.0,
+                sum(w.pool.used_tokens for w in decoders) / pool_tokens if pool_tokens else 0.0,
             )
         )
 

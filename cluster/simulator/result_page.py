@@ -111,8 +111,8 @@ def render_page(
     requests: Sequence[SimulatedRequest],
     records: Sequence[DecisionRecord],
 ) -> str:
-    figures = html_table((), request_rows(result), ' class=""')
-    pools = html_table((), pool_rows(result), ' class=""')
+    figures = html_table(None, request_rows(result))
+    pools = html_table(None, pool_rows(result))
     latencies = html_table(LATENCIES, latency_rows(result), ' class="n"')
     body = (
         f'<div class="side"><div>{figures}</div>'

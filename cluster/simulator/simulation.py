@@ -61,10 +61,9 @@ def simulate(
 ) -> SimulationRun:
     """Run the scenario. Raises StartupError for a trace, model or GPU that cannot be had."""
     began = time.perf_counter()
-    machines = scenario_machines(scenario)
     _check_budget(scenario)
+    world = Simulation(scenario, policy, keep_records=keep_records)
     requests = scenario_requests(scenario)
-    world = Simulation(scenario, machines, policy, keep_records)
     with without_garbage_collection():  # a sixth of the time: requests are in no cycles
         world.run(requests)
     result = summarize_run(
@@ -127,10 +126,11 @@ class Simulation:
     def __init__(
         self,
         scenario: Scenario,
-        machines: dict[Role, MachineModel],
-        policy: Callable[[SizingSnapshot], ScalingDecision],
-        keep_records: bool,
+        policy: Callable[[SizingSnapshot], ScalingDecision] = decide,
+        *,
+        keep_records: bool = False,
     ) -> None:
+        machines = scenario_machines(scenario)
         seed, section = scenario.seed, scenario.autoscaler
         self.goals = scenario.goals
         self._seconds = scenario.seconds or 0.0

@@ -8,7 +8,6 @@ Called by ``ChoiceTurn``, ``ChoiceStream`` (for other attempts) and ``Submission
 
 from __future__ import annotations
 
-import math
 import random
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -20,10 +19,16 @@ from protocol.registry.directory import WorkerRecord
 from protocol.requests import Request, request_digest, request_to_wire
 from protocol.wire import wire_pb2 as pb
 from router.placement.choose import PlacementChoice, choose_placement
-from router.placement.cost import Placement, beside_longer_s, queued_prompts_s, usable_tokens
+from router.placement.cost import Placement, queued_prompts_s, usable_tokens
 from router.placement.estimates import RoutingEstimates
-from router.placement.expected_prefixes import ExpectedPrefix
-from router.placement.ledger import AHEAD_LEVEL, PlacementTicket, WorkLedger, short_level
+from router.placement.expected_prefixes import ExpectedPrefix, find_prefixes
+from router.placement.ledger import (
+    AHEAD_LEVEL,
+    PlacementTicket,
+    WorkLedger,
+    queue_times,
+    short_level,
+)
 from router.placement.prefix_index import PrefixIndex
 from router.placement.snapshot import (
     DecodeState,
@@ -50,7 +55,7 @@ class PlacementView(NamedTuple):
     level: float  # priority in the ledger, of a prompt that is not short
     tokens: int  # of the prompt, with those already emitted
     cached: dict[str, int]
-    coming: dict[str, tuple[int, ExpectedPrefix]]  # more than cached, once it has been computed
+    coming: dict[str, tuple[int, ExpectedPrefix]]  # as of ``PromptPrefixes``
     busy: dict[str, set[str]]  # engines that have work, by host
 
     def neighbours(self, record: WorkerRecord) -> int:
@@ -223,18 +228,9 @@ class Placer:
         return PlacementQuery(tokens, max(2.0, expected), kv_bytes, familiar)
 
     def _view(self, keys: Sequence[bytes], level: float, tokens: int) -> PlacementView:
-        """Look up the prompt and the busy engines. A worker computes a more urgent request before
-        the prompt that shares its prefix, unless it has begun with that one, which a router does
-        not know."""
-        cached, coming = self._index.match(keys), {}
-        for instance, (blocks, prefix) in self._ledger.expected.match(keys).items():
-            if blocks <= cached.get(instance, 0):
-                continue
-            if prefix.computed:
-                cached[instance] = blocks
-            elif math.ceil(prefix.level) <= math.ceil(level):
-                coming[instance] = blocks, prefix
-        return PlacementView(level, tokens, cached, coming, self._busy_engines())
+        """Look up the prompt and the busy engines."""
+        found = find_prefixes(self._index.match(keys), self._ledger.expected, keys, level)
+        return PlacementView(level, tokens, *found, self._busy_engines())
 
     def _busy_engines(self) -> dict[str, set[str]]:
         busy: dict[str, set[str]] = {}
@@ -277,14 +273,7 @@ class Placer:
         is_short = is_short_prompt(missing, chunk) and not coming  # which it would wait for
         queue_s = beside_s = 0.0
         if queue is not None and (queue.requests or queue.others):
-            others_s, step_s = 0.0, model.prefill_s(0, chunk, chunk)
-            if queue.others:
-                others_s = queued_prompts_s(model, queue.others, queue.other_prompts, chunk)
-            queue_s = queue.seconds(view.level, others_s, step_s)
-            if is_short:
-                short_s = queue.seconds(short_level(view.level))
-                beside_s = beside_longer_s(queue_s, short_s, step_s)
-                queue_s = short_s
+            queue_s, beside_s = queue_times(queue, model, chunk, view.level, is_short=is_short)
         known = (instance, model, chunk, queue_s, correction, cached, coming)
         return PrefillState(*known, is_short, beside_s, awaiting(instance))
 

@@ -33,7 +33,6 @@ from router.placement.snapshot import (
     Objectives,
     PlacementQuery,
     PlacementSnapshot,
-    PrefillState,
     PrefixSource,
 )
 
@@ -53,7 +52,7 @@ more of its prefix than the index knows yet."""
 MAX_PREFILL_CANDIDATES = 3
 """Prefill workers named to the decode worker: the chosen one, then those to try if it fails."""
 
-W = TypeVar("W", PrefillState, DecodeState)
+W = TypeVar("W")
 
 PreselectionRank: TypeAlias = float | tuple[bool, float]
 """Sort key of workers; those with the least are preselected."""
@@ -97,8 +96,9 @@ def placement_candidates(
     def rank(w: DecodeState) -> PreselectionRank:
         return decode_rank(query, w.cached, w.batch, w.rows, w.kv_free, w.kv_total)
 
-    near_p = preselect_workers(snapshot.prefill, attrgetter("busy_s"))
-    near_d = preselect_workers(snapshot.decode, rank)
+    reusable = attrgetter("reusable")
+    near_p = preselect_workers(snapshot.prefill, reusable, attrgetter("busy_s"))
+    near_d = preselect_workers(snapshot.decode, reusable, rank)
     prefill = [prefill_terms(w, best, query, net, goals) for w in near_p]
     found = []
     for worker in near_d:
@@ -141,17 +141,16 @@ def decode_rank(
     return lacks_room, batch / rows if rows else float(batch)
 
 
-def preselect_workers(workers: Sequence[W], rank: Callable[[W], PreselectionRank]) -> Sequence[W]:
+def preselect_workers(
+    workers: Sequence[W], reusable: Callable[[W], int], rank: Callable[[W], PreselectionRank]
+) -> Sequence[W]:
     """Return at most PRESELECTED workers: half by overlap, the rest by their rank."""
     if len(workers) <= PRESELECTED:
         return workers
-    holders = [w for w in workers if w.reusable]
-    kept = sorted(holders, key=lambda w: (-w.reusable, rank(w)))[: PRESELECTED // 2]
-    taken = {w.instance for w in kept}
-    by_rank = sorted(workers, key=rank)[
-        :PRESELECTED
-    ]  # enough, as half of them may be taken already
-    return (kept + [w for w in by_rank if w.instance not in taken])[:PRESELECTED]
+    holders = [w for w in workers if reusable(w)]
+    kept = sorted(holders, key=lambda w: (-reusable(w), rank(w)))[: PRESELECTED // 2]
+    by_rank = sorted(workers, key=rank)[:PRESELECTED]  # enough, as ``kept`` may be among them
+    return (kept + [w for w in by_rank if w not in kept])[:PRESELECTED]
 
 
 def pick_near_best(

@@ -21,8 +21,10 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 SAMPLE_BLOCKS = 8
 """Distance of the keys by which a prompt is found: 256 tokens."""
@@ -213,3 +215,27 @@ def _common(keys: Sequence[bytes], prefix: ExpectedPrefix, start: int) -> int:
     while at < end and keys[at] == others[at - first]:
         at += 1
     return at - start
+
+
+class PromptPrefixes(NamedTuple):
+    """The prefixes of one prompt in blocks, by instance."""
+
+    cached: dict[str, int]
+    coming: dict[str, tuple[int, ExpectedPrefix]]  # more than cached, once it has been computed
+
+
+def find_prefixes(
+    cached: dict[str, int], expected: ExpectedPrefixes, keys: Sequence[bytes], level: float
+) -> PromptPrefixes:
+    """Add to the ``cached`` prefixes of a prompt what is expected. A worker computes a more urgent
+    request before the prompt that shares its prefix, unless it has begun with that one, which a
+    router does not know."""
+    found = PromptPrefixes(cached, {})
+    for instance, (blocks, prefix) in expected.match(keys).items():
+        if blocks <= cached.get(instance, 0):
+            continue
+        if prefix.computed:
+            cached[instance] = blocks
+        elif math.ceil(prefix.level) <= math.ceil(level):
+            found.coming[instance] = blocks, prefix
+    return found

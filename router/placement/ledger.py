@@ -26,8 +26,10 @@ from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, TypeVar
 
 from protocol.performance.speculation_profile import SpeculationProfile
+from protocol.performance.step_model import StepModel
 from protocol.registry.directory import WorkerRecord
 from protocol.wire import wire_pb2 as pb
+from router.placement.cost import beside_longer_s, queued_prompts_s
 from router.placement.expected_prefixes import ExpectedPrefix, ExpectedPrefixes
 from router.placement.unreported_prompts import MOST_REMEMBERED, UnreportedPrompts
 
@@ -202,6 +204,20 @@ class PromptQueue:
         if self.requests:
             done_s = max(done_s, min(everything / self.requests, self._clock() - self._since))
         return max(0.0, ahead + others_s - done_s)
+
+
+def queue_times(
+    queue: PromptQueue, model: StepModel, chunk: int, level: float, *, is_short: bool = False
+) -> tuple[float, float]:
+    """Return ``queue_s`` and ``beside_s`` of the worker's ``PrefillState``."""
+    others_s, step_s = 0.0, model.prefill_s(0, chunk, chunk)
+    if queue.others:
+        others_s = queued_prompts_s(model, queue.others, queue.other_prompts, chunk)
+    queue_s = queue.seconds(level, others_s, step_s)
+    if not is_short:
+        return queue_s, 0.0
+    short_s = queue.seconds(short_level(level))
+    return short_s, beside_longer_s(queue_s, short_s, step_s)
 
 
 class WorkLedger:

@@ -74,7 +74,7 @@ class SimulatedFleet:
         self._rng = rng
         self._start_s = start_s
         self._next_number = 0
-        lifecycle.on_worker_idle = self._on_idle
+        lifecycle.on_idle = self._on_idle
 
     # ---- starting ---------------------------------------------------------------------------
 

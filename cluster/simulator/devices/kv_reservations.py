@@ -32,9 +32,9 @@ class KvReservations:
         self.preempted: dict[SimulatedRequest, float] = {}
         self._added = 0.0
         self.used_tokens = 0
+        self.grown = 0  # of them: tokens that decoding has added
         self.promised_tokens = 0
         self._promised: dict[SimulatedRequest, int] = {}
-        self.grown = 0  # of them: tokens that decoding has added
         self.cache = cache
         self._holders: dict[bytes, int] = {}  # live sequences by block
         self._tokens = tokens
@@ -112,15 +112,11 @@ class KvReservations:
         return True
 
     def serve_waiting(self) -> None:
-        while self._can_reserve and self._waiting and self._fits_whole(self._waiting[0]):
+        while self._waiting and not self.preempted and self._fits_whole(self._waiting[0]):
             self._reserve(self._waiting.pop(0))
 
     def _fits_whole(self, request: SimulatedRequest) -> bool:
         return self.fits(request, request.pool_tokens)
-
-    @property
-    def _can_reserve(self) -> bool:
-        return not self.preempted
 
     def preempt(self, request: SimulatedRequest, computed: int, added: float) -> None:
         """Take back all tokens of a request, which stays and comes before those that wait.
@@ -141,7 +137,7 @@ class KvReservations:
 
     def reserve(self, request: SimulatedRequest) -> None:
         """Reserve all tokens that the request will hold, now or when there is room."""
-        if self._can_reserve and not self._waiting and self._fits_whole(request):
+        if not self.preempted and not self._waiting and self._fits_whole(request):
             self._reserve(request)
         else:
             bisect.insort(self._waiting, request, key=attrgetter("age"))

@@ -28,7 +28,7 @@ RESUBMIT_S = 10.0
 class RequestLifecycle:
     """Implements ``RequestListener`` for all workers; one per simulation.
 
-    ``on_worker_idle`` is called with a worker that leaves or changes its role and is empty.
+    ``on_idle`` is called with a worker that leaves or changes its role and is empty.
     ``path_s``: seconds to a prefill worker and back, beyond queue and computing.
     """
 
@@ -40,7 +40,7 @@ class RequestLifecycle:
         counter: RequestCounter,
         path_s: float,
     ) -> None:
-        self.on_worker_idle: Callable[[SimulatedWorker], None] = lambda worker: None
+        self.on_idle: Callable[[SimulatedWorker], None] = lambda worker: None
         self.max_tokens: dict[Role, int] = {}  # that the KV pool of one worker holds; 0: unlimited
         self.ended: list[SimulatedRequest] = []
         self.moved = 0  # attempts that began anew without a death
@@ -105,7 +105,6 @@ class RequestLifecycle:
             request.prefill = router.prefill.named(chosen.prefill)
         request.pool_tokens = request.context + 1
         router.record_placement(request, chosen)
-        decode.requests[request] = 0
         computing = request.prefill or decode
         computing.requests[request] = 0
         if chosen.p.fetch is None:
@@ -175,9 +174,6 @@ class RequestLifecycle:
     def on_preempted(self, request: SimulatedRequest, given: int) -> None:
         self.preempted += 1
         request.continue_locally(1 + given)
-
-    def on_idle(self, worker: SimulatedWorker) -> None:
-        self.on_worker_idle(worker)
 
     # ---- the end of a request or an attempt -------------------------------------------------
 

@@ -46,8 +46,3 @@ class SimulatedNetwork:
     def close(self, source: int, target: int) -> None:
         self._out[source] -= 1
         self._in[target] -= 1
-
-    @property
-    def open_ends(self) -> int:
-        """Number of ends of open transfers, for tests."""
-        return self._out.total() + self._in.total()

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import bisect
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from cluster.simulator.devices.clock import SimulatedClock
 from cluster.simulator.devices.request import SimulatedRequest
-from cluster.sizing.snapshot import MachineModel
 from engine.scheduling.step_policy import chunks_in_order, short_first
-from protocol.performance.step_model import StepModel, is_short_prompt
+from protocol.performance.step_model import is_short_prompt
 
 if TYPE_CHECKING:
     from cluster.simulator.devices.worker import SimulatedWorker
@@ -46,18 +46,15 @@ class PrefillStepRunner:
     ``tokens``: prompt tokens computed in them.
     """
 
-    def __init__(
-        self, worker: SimulatedWorker, clock: SimulatedClock, machine: MachineModel,
-        model: StepModel,
-    ) -> None:  # fmt: skip
+    def __init__(self, worker: SimulatedWorker, clock: SimulatedClock) -> None:
         self.prompts: dict[SimulatedRequest, int] = {}
         self.free_s = self.busy_s = 0.0
         self.tokens = 0
         self._running: _RunningSteps | None = None
         self._worker = worker
         self._clock = clock
-        self._chunk = machine.chunk
-        self._model = model
+        self._chunk = worker.machine.chunk
+        self._model = worker.model
 
     @property
     def is_running(self) -> bool:
@@ -165,21 +162,20 @@ class PrefillStepRunner:
         requests = list(self.prompts)
         remaining = [r.context - done for r, done in self.prompts.items()]
         order, short = short_first(remaining, self._chunk)
-        if not short:
-            return {}
-        counts = chunks_in_order([remaining[at] for at in order], self._chunk)
-        return {requests[at]: n for at, n in zip(order, counts, strict=True) if n}
+        return self._in_order([requests[at] for at in order]) if short else {}
 
     def _shared_step(self) -> dict[SimulatedRequest, int]:
-        counts, left = {}, self._chunk
-        for request, done in self.prompts.items():
-            counts[request] = min(left, request.context - done)
-            left -= counts[request]
-        while left > 0 and counts and self._worker.can_admit_prompt:
-            request = self._admit()
-            counts[request] = min(left, request.context - request.cached)
-            left -= counts[request]
-        return {r: n for r, n in counts.items() if n}
+        requests = list(self.prompts)
+        left = self._chunk - sum(r.context - done for r, done in self.prompts.items())
+        while left > 0 and self._worker.can_admit_prompt:
+            requests.append(self._admit())
+            left -= requests[-1].context - requests[-1].cached
+        return self._in_order(requests)
+
+    def _in_order(self, requests: Sequence[SimulatedRequest]) -> dict[SimulatedRequest, int]:
+        remaining = [r.context - self.prompts[r] for r in requests]
+        counts = chunks_in_order(remaining, self._chunk)
+        return {r: n for r, n in zip(requests, counts, strict=True) if n}
 
     def _admit(self) -> SimulatedRequest:
         request = self._worker.start_prompt()

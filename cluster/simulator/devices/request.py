@@ -1,6 +1,6 @@
 """One simulated request, from its arrival to its end.
 
-    placed --P starts--> computing --first token--> sent --KV at D--> joining --row--> decoding
+    placed --P starts--> computing --first token--> computed --KV at D--> joining --row--> decoding
        |                                                                               |
        +--D computes the prompt itself-------------------------------------------------+--> ended
 

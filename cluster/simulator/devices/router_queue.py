@@ -7,7 +7,7 @@ enter --room--> on_dispatch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from random import Random
 
 from cluster.simulator.devices.clock import SimulatedClock
@@ -59,6 +59,7 @@ class RouterQueue:
         self._route = route
         self._busy_until = 0.0
         self._queue = FairQueue(VirtualCounters(self._now))
+        self.awaiting_each = self._queue.awaiting_each
         monitor = OverloadMonitor(self._queue, ttft_s, self._now)
         self._dispatcher = FairDispatcher(
             self._queue, monitor, self._now, self._call_later, rng=rng
@@ -70,10 +71,6 @@ class RouterQueue:
     def prompt_tokens(self) -> int:
         """Return the prompt tokens that wait, cached ones included."""
         return self._queue.prompt_tokens
-
-    def awaiting_each(self, workers: Collection[str], routers: int) -> Callable[[str], float]:
-        """``FairQueue.awaiting_each``."""
-        return self._queue.awaiting_each(workers, routers)
 
     def share_workers(self, routers: int, prefill: int) -> None:
         """Be one of ``routers`` that look for room on so many prefill workers."""

@@ -4,13 +4,11 @@ For a pool of many workers, states are built only for those that the policy pres
 (``router/placement/choose.py``). The result is that of passing all of them, except for which peer
 a prefix is fetched from when several hold equally much of it.
 
-The ledger is ``router/placement/ledger.py``, with one priority. With 500 + 500 workers it makes a
-simulation 1.1 times as slow as arrays of the same figures would.
+The ledger is ``router/placement/ledger.py``, with one priority.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Callable, Sequence
 from random import Random
@@ -26,16 +24,21 @@ from router.fairness.fair_queue import RoutedWork
 from router.fairness.virtual_counters import ExpectedCost
 from router.placement.admission import AdmissionLimits
 from router.placement.choose import (
-    PRESELECTED,
     PlacementChoice,
     PreselectionRank,
     choose_placement,
     decode_rank,
+    preselect_workers,
 )
-from router.placement.cost import Placement, beside_longer_s, queued_prompts_s, usable_tokens
+from router.placement.cost import Placement, queued_prompts_s, usable_tokens
 from router.placement.estimates import RoutingEstimates
-from router.placement.expected_prefixes import ExpectedPrefix, remembered_s
-from router.placement.ledger import DecodeLoad, PromptQueue, WorkLedger, short_level
+from router.placement.expected_prefixes import (
+    ExpectedPrefix,
+    PromptPrefixes,
+    find_prefixes,
+    remembered_s,
+)
+from router.placement.ledger import DecodeLoad, WorkLedger, queue_times, short_level
 from router.placement.prefix_index import PrefixIndex
 from router.placement.snapshot import (
     DecodeState,
@@ -59,27 +62,10 @@ class RoutablePool:
 
     def queue_s(self) -> list[float]:
         """Return the predicted seconds of queued prompts at each worker."""
-        pairs = zip(self.workers, self._queues, strict=True)
-        return [_queue_s(w, q) if q.requests or q.others else 0.0 for w, q in pairs]
-
-
-def _queue_s(worker: SimulatedWorker, queue: PromptQueue) -> float:
-    """Return the predicted seconds of the queue, in which other routers have prompts, too."""
-    if not queue.others:
-        return queue.seconds(PRIORITY)
-    chunk = worker.machine.chunk
-    others_s = queued_prompts_s(worker.model, queue.others, queue.other_prompts, chunk)
-    return queue.seconds(PRIORITY, others_s, worker.model.prefill_s(0, chunk, chunk))
-
-
-class PromptPrefixes(NamedTuple):
-    """Leading blocks of one prompt by worker."""
-
-    cached: dict[str, int]
-    coming: dict[str, tuple[int, ExpectedPrefix]]  # more than cached, once it has been computed
-
-    def coming_tokens(self, name: str) -> int:
-        return self.coming[name][0] * CACHE_BLOCK_TOKENS if name in self.coming else 0
+        return [
+            queue_times(q, w.model, w.machine.chunk, PRIORITY)[0] if q.requests or q.others else 0.0
+            for w, q in zip(self.workers, self._queues, strict=True)
+        ]
 
 
 class RoutingTerms(NamedTuple):
@@ -100,7 +86,6 @@ class SimulatedRouter:
     ) -> None:
         self.terms = terms
         self.estimates = RoutingEstimates()
-        self.compares_all_workers = False
         self.ledger = WorkLedger(lambda: clock.now)
         self.others: Sequence[SimulatedRouter] = ()  # that it tells what it has sent
         self.in_decode: Counter[str] = Counter()  # requests placed on each decode worker
@@ -139,7 +124,8 @@ class SimulatedRouter:
 
     def route(self, request: SimulatedRequest) -> RoutedWork | None:
         """Return where a request would go now; None without a decode worker."""
-        held = self._find_prefixes(request.blocks)
+        keys, expected = request.blocks, self.ledger.expected
+        held = find_prefixes(self._index.match(keys), expected, keys, PRIORITY)
         choice = self._choose(request, held)
         if choice is None:
             return None
@@ -153,12 +139,9 @@ class SimulatedRouter:
 
     def _batched_s(self, chosen: Placement, held: PromptPrefixes) -> float:
         """Return the seconds of the prompts queued at P, as ``Placer`` does."""
-        name = chosen.p.instance
+        worker = self.named(name := chosen.p.instance)
         prefix = held.coming[name][1] if name in held.coming else None
-        queued = self.ledger.queue(name).beside(prefix)
-        pool = self.decode if chosen.prefill is None else self.prefill
-        worker = pool.named(name)
-        chunk = worker.machine.chunk
+        queued, chunk = self.ledger.queue(name).beside(prefix), worker.machine.chunk
         return queued_prompts_s(worker.model, queued.tokens, queued.prompts, chunk)
 
     def _choose(self, request: SimulatedRequest, held: PromptPrefixes) -> PlacementChoice | None:
@@ -173,64 +156,42 @@ class SimulatedRouter:
             self.queue.awaiting_each(pool.places.keys(), self.terms.routers)
             for pool in (self.prefill, self.decode)
         )
-        prefill, decode, tokens = self.prefill.workers, self.decode.workers, request.context
+        tokens = request.context
         near_p = self._preselect(self.prefill, queues.__getitem__, held)
         near_d = self._preselect(self.decode, rank, held)
         snapshot = PlacementSnapshot(
-            [
-                self._prefill_state(prefill[place], queues[place], held, tokens, awaiting_p)
-                for place in near_p
-            ],
-            [self._decode_state(decode[place], held, tokens, awaiting_d) for place in near_d],
+            [self._prefill_state(worker, held, tokens, awaiting_p) for worker in near_p],
+            [self._decode_state(worker, held, tokens, awaiting_d) for worker in near_d],
             self.estimates.network(self.ledger.active),
             self.estimates.outputs.mean,
         )
         return choose_placement(query, snapshot, self.terms.goals, self._rng)
 
-    def _find_prefixes(self, keys: Sequence[bytes]) -> PromptPrefixes:
-        """Look up a prompt as ``Placer`` does."""
-        held = PromptPrefixes(self._index.match(keys), {})
-        for name, (blocks, prefix) in self.ledger.expected.match(keys).items():
-            if blocks <= held.cached.get(name, 0):
-                continue
-            if prefix.computed:
-                held.cached[name] = blocks
-            else:
-                held.coming[name] = blocks, prefix
-        return held
-
     def _preselect(
         self, pool: RoutablePool, rank: Callable[[int], PreselectionRank], held: PromptPrefixes
-    ) -> list[int]:
-        """Return the places of the workers that the policy would look at closely, in its order.
-        ``rank``: of the worker at a place."""
-        if len(pool.workers) <= PRESELECTED or self.compares_all_workers:
-            return list(range(len(pool.workers)))
-        coming = {name: blocks for name, (blocks, _) in held.coming.items()}
-        near = _best_holders(pool, rank, held.cached | coming)
-        by_rank = heapq.nsmallest(PRESELECTED, range(len(pool.workers)), key=rank)
-        return (near + [place for place in by_rank if place not in near])[:PRESELECTED]
+    ) -> list[SimulatedWorker]:
+        """Return the workers that the policy would look at closely, in its order. ``rank``: of the
+        worker at a place."""
+        blocks = held.cached | {name: blocks for name, (blocks, _) in held.coming.items()}
+        reusable = [blocks.get(name, 0) for name in pool.places]
+        near = preselect_workers(range(len(reusable)), reusable.__getitem__, rank)
+        return [pool.workers[place] for place in near]
 
     def _prefill_state(
         self,
         worker: SimulatedWorker,
-        queue_s: float,
         held: PromptPrefixes,
         tokens: int,
         awaiting: Callable[[str], float],
     ) -> PrefillState:
-        cached = held.cached.get(worker.name, 0) * CACHE_BLOCK_TOKENS
-        coming = held.coming_tokens(worker.name)
-        correction = self.estimates.correction(worker.name)
-        chunk = worker.machine.chunk
+        name, model, chunk = worker.name, worker.model, worker.machine.chunk
+        cached = held.cached.get(name, 0) * CACHE_BLOCK_TOKENS
+        coming = held.coming[name][0] * CACHE_BLOCK_TOKENS if name in held.coming else 0
         is_short = is_short_prompt(tokens - usable_tokens(cached, tokens), chunk) and not coming
-        beside_s = 0.0
-        if is_short and queue_s:
-            short_s = self.ledger.queue(worker.name).seconds(short_level(PRIORITY))
-            step_s = worker.model.prefill_s(0, chunk, chunk)
-            beside_s, queue_s = beside_longer_s(queue_s, short_s, step_s), short_s
-        known = (worker.name, worker.model, chunk, queue_s, correction, cached, coming)
-        return PrefillState(*known, is_short, beside_s, awaiting(worker.name))
+        queue = self.ledger.queue(name)
+        queue_s, beside_s = queue_times(queue, model, chunk, PRIORITY, is_short=is_short)
+        known = (name, model, chunk, queue_s, self.estimates.correction(name), cached, coming)
+        return PrefillState(*known, is_short, beside_s, awaiting(name))
 
     def _decode_state(
         self,
@@ -239,10 +200,9 @@ class SimulatedRouter:
         tokens: int,
         awaiting: Callable[[str], float],
     ) -> DecodeState:
-        queue_s = _queue_s(worker, self.ledger.queue(worker.name))
         batch, used, free = self._decode_load(worker)
         return DecodeState(
-            self._prefill_state(worker, queue_s, held, tokens, awaiting),
+            self._prefill_state(worker, held, tokens, awaiting),
             batch=batch,
             rows=worker.machine.max_batch,
             kv_used=used,
@@ -282,7 +242,7 @@ class SimulatedRouter:
     def record_placement(self, request: SimulatedRequest, chosen: Placement) -> None:
         """Count an attempt in the ledger until ``release``."""
         assert request.decode is not None
-        request.decode.promise(request)
+        request.decode.pool.promise(request)
         self.in_decode[request.decode.name] += 1
         request.predicted_s = chosen.ttft_s / chosen.p.correction
         tokens = request.expected = request.context - chosen.p.cached
@@ -316,12 +276,3 @@ class SimulatedRouter:
         computing = request.prefill or request.decode
         assert computing is not None
         self.estimates.record_first_token(computing.name, request.predicted_s, observed_s)
-
-
-def _best_holders(
-    pool: RoutablePool, rank: Callable[[int], PreselectionRank], held: dict[str, int]
-) -> list[int]:
-    """Return PRESELECTED / 2 places: most cached blocks first, then least rank."""
-    places = pool.places
-    found = ((-n, rank(at), at) for name, n in held.items() if (at := places.get(name, -1)) >= 0)
-    return [place for _, _, place in heapq.nsmallest(PRESELECTED // 2, found)]

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from cluster.simulator.devices.batch import DraftPace, SimulatedBatch
 from cluster.simulator.devices.clock import SimulatedClock
 from cluster.simulator.devices.request import SimulatedRequest
-from cluster.sizing.snapshot import MachineModel
 from engine.scheduling.step_policy import (
     StepBounds,
     StepState,
@@ -43,7 +42,6 @@ class ChunkedPrompts:
         self._model = model
         self._chunk = chunk
         self._bounds = StepBounds(ttft_slo_s=goals.ttft_s, tpot_slo_s=goals.tpot_s)
-        self._coefficients = StepModel(*model)
 
     def add(self, request: SimulatedRequest) -> None:
         self.requests[request] = request.cached
@@ -68,7 +66,7 @@ class ChunkedPrompts:
             computed=computed,
             chunk=self._chunk,
             bounds=self._bounds,
-            step_time=self._coefficients,
+            step_time=self._model,
             short=short,
         )
         counts = plan_decode_step(state)
@@ -85,19 +83,13 @@ class StepRunner:
     """Schedules the step boundaries of one worker that matter; the worker creates it."""
 
     def __init__(
-        self,
-        worker: SimulatedWorker,
-        clock: SimulatedClock,
-        machine: MachineModel,
-        model: StepModel,
-        drafts: DraftPace,
-        goals: Objectives,
+        self, worker: SimulatedWorker, clock: SimulatedClock, drafts: DraftPace, goals: Objectives
     ) -> None:
-        self.batch = SimulatedBatch(model, drafts)
-        self.prompts = ChunkedPrompts(model, machine.chunk, goals)
+        self.batch = SimulatedBatch(worker.model, drafts)
+        self.prompts = ChunkedPrompts(worker.model, worker.machine.chunk, goals)
         self._worker = worker
         self._clock = clock
-        self._max_batch = machine.max_batch
+        self._max_batch = worker.machine.max_batch
         self._joining: deque[SimulatedRequest] = deque()
         self._schedule = 0  # an event of an earlier schedule is stale
         self._due = 0.0  # time of the scheduled event
@@ -117,7 +109,7 @@ class StepRunner:
         """Remove a request from the batch; return the tokens it was given, without the last."""
         self.batch.settle(self._clock.now)
         given = min(request.left - 2, self.batch.leave(request))
-        self._worker.on_grown(self.batch.grown)
+        self._worker.pool.grow(self.batch.grown)
         return given
 
     def stop_waiting(self, request: SimulatedRequest) -> None:
@@ -136,18 +128,18 @@ class StepRunner:
         """Advance the batch to the current time, and count what its sequences have added."""
         if not self._at_boundary:
             self.batch.settle(max(self._clock.now, self._worker.free_s))
-            self._worker.on_grown(self.batch.grown)
+            self._worker.pool.grow(self.batch.grown)
 
     def _preempt_overflow(self) -> None:
         """Preempt the newest sequences until the next step's tokens fit the pool."""
-        while self._worker.free_tokens < self.batch.growth:
+        while self._worker.pool.free_tokens < self.batch.growth:
             prompts = [r for r in self.prompts.requests if r.decode is self._worker]
             candidates = self.batch.requests + prompts
             if len(candidates) < 2:
                 return
             newest = max(candidates, key=lambda request: request.number)
             if newest in self.prompts.requests:
-                self._worker.preempt_prompt(newest, self.prompts.requests.pop(newest))
+                self._worker.preempt(newest, -1, self.prompts.requests.pop(newest))
             else:
                 self._worker.preempt(newest, self.leave(newest))
 
@@ -161,7 +153,7 @@ class StepRunner:
         if self.prompts.requests or self._worker.can_start_prompt:
             when: float | None = self.batch.at
         else:
-            when = self.batch.next_end(self._worker.free_tokens)
+            when = self.batch.next_end(self._worker.pool.free_tokens)
         if when is not None:
             self._due = when
             self._clock.at(when, self._boundary, self._schedule)
@@ -169,7 +161,7 @@ class StepRunner:
     def reschedule_before_overflow(self) -> None:
         """Reschedule if the pool may be full before the event that is scheduled."""
         if not self._at_boundary and self.batch.rows > 1:
-            when = self.batch.next_end(self._worker.free_tokens)
+            when = self.batch.next_end(self._worker.pool.free_tokens)
             if when is not None and when < self._due:
                 self.reschedule()
 
@@ -179,7 +171,7 @@ class StepRunner:
         self._at_boundary = True  # callbacks do not reschedule; this happens once, at the end
         self.batch.settle(self._clock.now)
         finished = self.batch.pop_finished()
-        self._worker.on_grown(self.batch.grown)
+        self._worker.pool.grow(self.batch.grown)
         for request in finished:
             self._worker.on_finished(request)
         for request in self.prompts.pop_computed():

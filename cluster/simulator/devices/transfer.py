@@ -97,21 +97,14 @@ class KvCarrier:
         """Send the last ``left`` of ``tail`` bytes at the current share of the link."""
         if request.attempt != attempt:
             return
-        after_s, sent = self._network.next_slice(*_link(request), left)
-        at = self._clock.now + after_s
-        if sent < left:
-            self._clock.at(at, self._send, request, attempt, tail, left - sent, since_s)
-        else:
-            self._clock.at(at, self._arrived, request, attempt, tail, at - since_s)
-
-    def _arrived(
-        self, request: SimulatedRequest, attempt: int, tail: float, seconds: float
-    ) -> None:
-        if request.attempt != attempt:
+        now = self._clock.now
+        if left:
+            after_s, sent = self._network.next_slice(*_link(request), left)
+            self._clock.at(now + after_s, self._send, request, attempt, tail, left - sent, since_s)
             return
         self.close(request)
         assert request.prefill is not None and request.decode is not None
-        if seconds > MIN_TAIL_S:
+        if (seconds := now - since_s) > MIN_TAIL_S:
             measured = pb.Measured(
                 prefill_instance=request.prefill.name, tail_bytes=int(tail), tail_seconds=seconds
             )

@@ -59,11 +59,11 @@ class SimulatedWorker:
         self.gone_s: float | None = None
         self.queue: list[SimulatedRequest] = []  # by age
         self.cache = SimulatedCache(self.name, index, machine.kv_tokens)
-        self._pool = KvReservations(machine.kv_tokens, self.cache, self._on_reserved)
-        self.requests = self._pool.requests
-        self._steps = StepRunner(self, clock, machine, self.model, drafts, goals)
+        self.pool = KvReservations(machine.kv_tokens, self.cache, self._on_reserved)
+        self.requests = self.pool.requests
+        self._steps = StepRunner(self, clock, drafts, goals)
         self.batch = self._steps.batch
-        self._prefill = PrefillStepRunner(self, clock, machine, self.model)
+        self._prefill = PrefillStepRunner(self, clock)
         self._clock = clock
         self._listener = listener
 
@@ -116,29 +116,15 @@ class SimulatedWorker:
     @property
     def claimed_tokens(self) -> int:
         """Tokens of the KV pool that live sequences hold or have been promised."""
-        return self._pool.used_tokens + self._pool.promised_tokens
-
-    @property
-    def used_tokens(self) -> int:
-        """Tokens of the KV pool that live sequences hold."""
-        return self._pool.used_tokens
-
-    @property
-    def free_tokens(self) -> float:
-        """Tokens of the KV pool that no live sequence holds."""
-        return self._pool.free_tokens
+        return self.pool.used_tokens + self.pool.promised_tokens
 
     @property
     def unused_tokens(self) -> int:
         """Tokens of the KV pool that no live sequence holds or waits for; 0 of an unlimited one."""
-        awaited = self._pool.awaited_tokens + sum(self._pool_tokens(r) for r in self.queue)
-        return max(0, self.machine.kv_tokens - self.used_tokens - awaited)
+        awaited = self.pool.awaited_tokens + sum(self._pool_tokens(r) for r in self.queue)
+        return max(0, self.machine.kv_tokens - self.pool.used_tokens - awaited)
 
     # ---- prompts ----------------------------------------------------------------------------
-
-    def promise(self, request: SimulatedRequest) -> None:
-        """Expect a request that has been placed here to decode, until ``release``."""
-        self._pool.promise(request)
 
     def submit(self, request: SimulatedRequest) -> None:
         """Queue the request's context to be computed here."""
@@ -181,9 +167,9 @@ class SimulatedWorker:
     def _first_fits(self) -> bool:
         request = self.queue[0]
         tokens = self._pool_tokens(request)
-        if request in self._pool.preempted:  # without a page for each row it would go again at once
+        if request in self.pool.preempted:  # without a page for each row it would go again at once
             tokens += BLOCK_TOKENS * self.batch.rows
-        return self._pool.fits(request, tokens)
+        return self.pool.fits(request, tokens)
 
     def _waits_for_prefix(self, prompts: Collection[SimulatedRequest]) -> bool:
         """Return whether one of the prompts that are being computed brings the next block of the
@@ -198,11 +184,11 @@ class SimulatedWorker:
     def start_prompt(self) -> SimulatedRequest:
         """Take the first queued prompt, look up its prefix, and leave one token to compute."""
         request = self.queue.pop(0)
-        if request in self._pool.preempted:
-            self._pool.evict_preempted(self.batch.added)
-            request.fetched = int(self._pool.preempted[request]) // BLOCK_TOKENS * BLOCK_TOKENS
-        self._pool.take(request, self._pool_tokens(request))
-        self._pool.serve_waiting()
+        if request in self.pool.preempted:
+            self.pool.evict_preempted(self.batch.added)
+            request.fetched = int(self.pool.preempted[request]) // BLOCK_TOKENS * BLOCK_TOKENS
+        self.pool.take(request, self._pool_tokens(request))
+        self.pool.serve_waiting()
         request.cached = request.context - self.uncached_tokens(request)
         request.tail = (request.context - request.cached - 1) % self.machine.chunk + 1
         request.stage = "computing"
@@ -235,7 +221,7 @@ class SimulatedWorker:
     def reserve(self, request: SimulatedRequest) -> None:
         """Reserve room for the request's KV; the listener hears of it, now or later."""
         self._steps.settle()
-        self._pool.reserve(request)
+        self.pool.reserve(request)
         self._steps.reschedule_before_overflow()
 
     def _on_reserved(self, request: SimulatedRequest) -> None:
@@ -248,23 +234,13 @@ class SimulatedWorker:
             self.cache.insert(request.blocks)
         self._steps.join(request)
 
-    def on_grown(self, tokens: int) -> None:
-        """Count the KV tokens that the batch has added."""
-        self._pool.grow(tokens)
-
-    def preempt(self, request: SimulatedRequest, given: int) -> None:
-        """Take the pages of a decoding request, and compute its context again when it fits."""
+    def preempt(self, request: SimulatedRequest, given: int, computed: int | None = None) -> None:
+        """Take the pages of a request, and compute its context again when it fits. ``given``: as in
+        ``on_preempted``. ``computed``: tokens of the context; None: all."""
         self._listener.on_preempted(request, given)
-        self._requeue(request, request.context)
-
-    def preempt_prompt(self, request: SimulatedRequest, computed: int) -> None:
-        """Take the pages of a prompt of which ``computed`` tokens are computed."""
-        self._listener.on_preempted(request, -1)  # there is no first token yet
-        self._requeue(request, computed)
-
-    def _requeue(self, request: SimulatedRequest, computed: int) -> None:
-        self._pool.preempt(request, computed, self.batch.added)
-        self._pool.promise(request)
+        computed = request.context if computed is None else computed
+        self.pool.preempt(request, computed, self.batch.added)
+        self.pool.promise(request)
         self._enqueue(request)
 
     # ---- the end of a request ---------------------------------------------------------------
@@ -274,7 +250,7 @@ class SimulatedWorker:
 
     def release(self, request: SimulatedRequest) -> None:
         """Forget a request that is done here; queued work may get its room."""
-        if self._pool.release(request) and self.queue:
+        if self.pool.release(request) and self.queue:
             self.pump()
         if self.state != "serving" and not self.requests:
             self._listener.on_idle(self)
@@ -285,10 +261,10 @@ class SimulatedWorker:
         if request.stage == "decoding" and request.decode is self:
             given = self._steps.leave(request)
         elif not self._drop_prompt(request):
-            self._pool.stop_waiting(request)
+            self.pool.stop_waiting(request)
             self._steps.stop_waiting(request)
         self.release(request)
-        self._pool.serve_waiting()  # it may have been the first one, and there was room for others
+        self.pool.serve_waiting()  # it may have been the first one, and there was room for others
         self.pump()
         return max(0, given)
 

@@ -11,9 +11,8 @@ from bench.lib.routing_policies import least_loaded
 from cluster.simulator.devices.request import SimulatedRequest
 from cluster.simulator.devices.router_queue import OnDispatch, RouterQueue
 from cluster.simulator.scenario import parse_scenario
-from cluster.simulator.simulation import Simulation, scenario_machines, simulate
+from cluster.simulator.simulation import Simulation, simulate
 from cluster.simulator.traffic import scenario_requests
-from cluster.sizing.policy import decide
 from router.placement.cost import LOCAL_PATH_S
 from router.placement.expected_prefixes import ExpectedPrefixes
 from router.placement.ledger import WorkLedger
@@ -86,7 +85,7 @@ def prefilled(*prompts: tuple[int, tuple[bytes, ...]]) -> list[float]:
     """Return when the prompts (tokens, blocks), which arrive at once, are computed by one worker
     that computes 1024 tokens in a step."""
     of = scenario(mix(1), machine={"chunk": 1024}, **NO_DEADLINE)
-    world = Simulation(of, scenario_machines(of), decide, False)
+    world = Simulation(of)
     jobs = [SimulatedRequest(i, 0.0, n, 1, blocks) for i, (n, blocks) in enumerate(prompts)]
     world.run(jobs)
     return [job.ttft_s - PATH_S for job in jobs if job.ttft_s is not None]
@@ -103,7 +102,7 @@ def test_short_prompts_share_a_prefill_step_and_a_long_one_gives_them_its_rest()
 def test_a_short_prompt_shares_the_next_step_of_a_long_one() -> None:
     """The first prompt takes ten steps; the second, of an eighth of a step, comes in the third."""
     of = scenario(mix(1), machine={"chunk": 1024}, **NO_DEADLINE)
-    world = Simulation(of, scenario_machines(of), decide, False)
+    world = Simulation(of)
     jobs = [SimulatedRequest(0, 0.0, 10 * 1024, 1), SimulatedRequest(1, 2.5, 128, 1)]
     world.run(jobs)
     long_s, short_s = (job.at + job.ttft_s - PATH_S for job in jobs if job.ttft_s is not None)
@@ -192,7 +191,7 @@ def test_a_full_pool_preempts_the_newest_until_the_older_one_has_ended() -> None
 
     def ended(pool_tokens: int) -> tuple[list[float], int]:
         of = scenario(mix(1), machine={"kv_tokens": pool_tokens}, pools={"prefill": 0, "decode": 1})
-        world = Simulation(of, scenario_machines(of), decide, False)
+        world = Simulation(of)
         jobs = [SimulatedRequest(i, 0.2 * i, 100, 600) for i in range(2)]
         world.run(jobs)
         return [job.done_s or 0.0 for job in jobs], world.lifecycle.preempted
@@ -211,7 +210,7 @@ def test_a_full_pool_preempts_the_newest_prompt_until_the_older_sequence_has_end
     """The older request has 20 of its 600 tokens when the newer prompt takes room for 701."""
     machine = {"kv_tokens": 828, "chunk": 50}
     of = scenario(mix(1), machine=machine, pools={"prefill": 0, "decode": 1})
-    world = Simulation(of, scenario_machines(of), decide, False)
+    world = Simulation(of)
     older, newer = SimulatedRequest(0, 0.0, 100, 600), SimulatedRequest(1, 0.3, 700, 2)
     world.run([older, newer])
     assert world.lifecycle.preempted == 1
@@ -255,7 +254,7 @@ def test_an_overload_fills_the_queue_of_the_router_and_not_of_the_worker() -> No
         machine={"chunk": 1000},
         objectives={"ttft_ms": 3000, "tpot_ms": 100},
     )
-    world = Simulation(of, scenario_machines(of), decide, False)
+    world = Simulation(of)
     queued: list[tuple[int, int]] = []
 
     def look() -> None:

@@ -9,8 +9,7 @@ import pytest
 
 from bench.lib.routing_policies import least_loaded
 from cluster.simulator.devices.request import SimulatedRequest
-from cluster.simulator.simulation import Simulation, scenario_machines
-from cluster.sizing.policy import decide
+from cluster.simulator.simulation import Simulation
 from tests.cluster.simulator.scenarios import NO_DEADLINE, mix, scenario
 
 
@@ -20,7 +19,7 @@ def at_times(times: list[float], events: list[dict[str, Any]], look: str) -> lis
         mix(1), seconds=30, machine={"link_gb_per_s": 1}, autoscaler={"mode": "advise"},
         events=events,
     )  # fmt: skip
-    world = Simulation(of, scenario_machines(of), decide, False)
+    world = Simulation(of)
     looks: dict[str, Callable[[], Any]] = {
         "link": lambda: world.network.rates[0],
         "start_s": lambda: world.fleet._start_s(),
@@ -74,7 +73,7 @@ def test_a_worker_that_leaves_when_another_one_dies_cannot_die_as_well(
         mix(1), seconds=20, pools={"prefill": 2, "decode": 1}, autoscaler={"start_s": 1},
         events=[{"kind": "die", "at_s": 5, "pool": "prefill", "count": 2}], **NO_DEADLINE,
     )  # fmt: skip
-    world = Simulation(of, scenario_machines(of), decide, False)
+    world = Simulation(of)
     computing, lent, decode = world.fleet.workers
     world.clock.at(0.1, lambda: world.fleet.lend(lent, "decode", 0))
     world.clock.at(1.0, lambda: world.fleet.stop(decode))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from operator import attrgetter
 from random import Random
 
 import pytest
@@ -200,9 +201,10 @@ def test_others_are_for_the_same_decode_worker_best_first() -> None:
 def test_holders_and_idle_ones_are_both_looked_at() -> None:
     holders = [prefill(f"h{i}", cached=32 * (i + 1), queue_s=9.0) for i in range(20)]
     idle = [prefill(f"i{i}", queue_s=i / 100) for i in range(20)]
-    names = [w.instance for w in preselect_workers([*holders, *idle], lambda w: w.queue_s)]
+    by_queue = attrgetter("reusable"), attrgetter("queue_s")
+    names = [w.instance for w in preselect_workers([*holders, *idle], *by_queue)]
     assert names == ["h19", "h18", "h17", "h16", "i0", "i1", "i2", "i3"]
-    assert len(preselect_workers(idle, lambda w: w.queue_s)) == PRESELECTED
+    assert len(preselect_workers(idle, *by_queue)) == PRESELECTED
 
 
 def test_decode_workers_that_few_long_contexts_fill_do_not_hide_those_with_room() -> None:

@@ -8,8 +8,7 @@ import pytest
 
 from bench.lib.routing_policies import least_loaded
 from cluster.simulator.devices.request import SimulatedRequest
-from cluster.simulator.simulation import Simulation, scenario_machines
-from cluster.sizing.policy import decide
+from cluster.simulator.simulation import Simulation
 from tests.cluster.simulator.scenarios import MACHINE, NO_DEADLINE, mix, scenario
 
 
@@ -21,7 +20,7 @@ def remote_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def world_of(**rest: Any) -> Simulation:
     of = scenario(mix(1), seconds=1, **NO_DEADLINE, **rest)
-    return Simulation(of, scenario_machines(of), decide, False)
+    return Simulation(of)
 
 
 def free_at_router(world: Simulation, at_s: float, jobs: list[SimulatedRequest]) -> int:
@@ -56,13 +55,13 @@ def test_shared_blocks_take_room_once_until_their_last_holder_has_ended() -> Non
     shared = tuple(bytes([n]) for n in range(4))
     jobs = [SimulatedRequest(i, 0.001 * i, 2100, 40 + 10 * i, shared) for i in range(3)]
     used: list[int] = []
-    world.clock.at(2.5, lambda: used.append(worker.used_tokens))
+    world.clock.at(2.5, lambda: used.append(worker.pool.used_tokens))
     world.run(jobs)
     first, second, third = [job.done_s or 0.0 for job in jobs]
     assert first < second < third < 2.1 + 3 * 0.1 + 0.01 * 65
     assert world.lifecycle.preempted == 0
     assert 2048 + 3 * 53 <= used[0] < 2300
-    assert worker.used_tokens == 0
+    assert worker.pool.used_tokens == 0
 
 
 @pytest.mark.usefixtures("remote_prefill")

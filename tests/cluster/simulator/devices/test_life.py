@@ -13,10 +13,9 @@ from cluster.simulator.devices.cache import CACHE_BLOCK_TOKENS
 from cluster.simulator.devices.request import SimulatedRequest
 from cluster.simulator.result import pool_rows
 from cluster.simulator.scenario import Scenario
-from cluster.simulator.simulation import Simulation, SimulationRun, scenario_machines, simulate
+from cluster.simulator.simulation import Simulation, SimulationRun, simulate
 from cluster.simulator.traffic import scenario_requests
 from cluster.sizing.decision import Loan, ScalingDecision
-from cluster.sizing.policy import decide
 from cluster.sizing.snapshot import SizingSnapshot, WorkerCounts
 from protocol.errors import StartupError
 from protocol.roles import ROLES, Role
@@ -97,7 +96,7 @@ def test_times_are_in_order(run: SimulationRun) -> None:
 @pytest.mark.parametrize("routing", [{}, {"routers": 3, "load_age_ms": 500}])
 def test_nothing_is_left_behind(routing: dict[str, Any]) -> None:
     of = wild(routing=routing)
-    world = Simulation(of, scenario_machines(of), restless, False)
+    world = Simulation(of, restless)
     requests = scenario_requests(of)
     world.run(requests)
     assert len(world.lifecycle.ended) == len(requests) == len(set(world.lifecycle.ended))
@@ -109,7 +108,8 @@ def test_nothing_is_left_behind(routing: dict[str, Any]) -> None:
         assert router.ledger.prompts == 0
         assert not router.ledger.pending_kv and not router.ledger.active
         assert not any(router.in_decode.values())
-    assert not world.network.open_ends
+    network = world.network
+    assert not any((*network._in.values(), *network._out.values()))
 
 
 def test_the_same_seed_gives_the_same_and_another_another(run: SimulationRun) -> None:
@@ -199,7 +199,7 @@ def test_who_keeps_the_numbers_starts_another_for_one_that_died() -> None:
 def test_a_start_that_fails_is_tried_again() -> None:
     events = [{"kind": "no_start", "at_s": 1, "for_s": 20}]
     of = scenario(mix(5), seconds=60, events=events, autoscaler={"start_s": 7})
-    world = Simulation(of, scenario_machines(of), decide, False)
+    world = Simulation(of)
     world.clock.at(5.0, lambda: world.fleet.start("decode"))
     world.run(scenario_requests(of))
     (came,) = [w for w in world.fleet.workers if w.asked_s == 5.0]
@@ -208,7 +208,7 @@ def test_a_start_that_fails_is_tried_again() -> None:
 
 def test_the_third_death_under_a_request_ends_it() -> None:
     of = scenario(mix(0.01, 100, 900), seconds=1, pools={"prefill": 0, "decode": 4})
-    world = Simulation(of, scenario_machines(of), decide, False)
+    world = Simulation(of)
     requests = scenario_requests(of)
     for at in (1.0, 2.0, 3.0):
         world.clock.at(at, lambda: world.fleet.die(requests[0].decode or world.fleet.workers[0]))
@@ -229,7 +229,7 @@ def test_without_a_decode_worker_new_requests_are_refused_at_once() -> None:
 def test_an_interrupted_request_waits_for_a_decode_worker_until_its_first_deadline() -> None:
     """Other changes of the workers neither try the request again nor let it wait for longer."""
     of = scenario(mix(1), seconds=30, autoscaler={"start_s": 1}, **NO_DEADLINE)
-    world = Simulation(of, scenario_machines(of), decide, False)
+    world = Simulation(of)
     request, ended = SimulatedRequest(0, 1.0, 100, 900), []
     world.clock.at(2.0, lambda: world.fleet.die(world.fleet.workers[1]))
     for at in (5.0, 9.0, 11.0):
@@ -294,8 +294,10 @@ def test_many_workers_are_chosen_from_as_if_all_were_shown(
         pools={"prefill": 30, "decode": 30},
     )
     narrow = simulate(of)
-    world = Simulation(of, scenario_machines(of), decide, False)
-    world.routers[0].compares_all_workers = True
+    world = Simulation(of)
+    monkeypatch.setattr(
+        "cluster.simulator.devices.routing.preselect_workers", lambda places, *_: places
+    )
     requests = scenario_requests(of)
     world.run(requests)
     assert [j.done_s for j in requests] == [j.done_s for j in narrow.requests]
@@ -313,7 +315,7 @@ def test_pages_of_a_long_prompt_are_reserved_when_its_kv_is_about_to_flow(
         machine={"chunk": 1000, "link_gb_per_s": 0.01},
         objectives={"ttft_ms": 30_000, "tpot_ms": 100},
     )
-    world = Simulation(of, scenario_machines(of), decide, False)
+    world = Simulation(of)
     (request,) = requests = scenario_requests(of)[:1]
     world.run(requests)
     assert request.reserved_s is not None and request.computed_s is not None
@@ -343,7 +345,7 @@ def test_a_half_computed_prompt_hides_no_work_of_other_routers() -> None:
         mix(1), seconds=60, machine={"chunk": 1000}, pools={"prefill": 1, "decode": 1},
         routing={"routers": 2, "load_age_ms": 100, "admission_ttft_ms": 1e9},
     )  # fmt: skip
-    world = Simulation(of, scenario_machines(of), decide, False)
+    world = Simulation(of)
     worker = next(w for w in world.fleet.workers if w.role == "prefill")
     queues = [router.ledger.queue(worker.name) for router in world.routers]
     requests = [SimulatedRequest(0, 0.0, 10_000, 10), SimulatedRequest(1, 0.0, 4000, 10)]
@@ -364,7 +366,7 @@ def test_a_prompt_that_waits_is_no_work_of_other_routers_where_it_is_cached() ->
         mix(1), seconds=60, machine={"chunk": 1000}, pools={"prefill": 0, "decode": 1},
         routing={"load_age_ms": 100, "admission_ttft_ms": 1e9},
     )  # fmt: skip
-    world = Simulation(of, scenario_machines(of), decide, False)
+    world = Simulation(of)
     [router] = world.routers
     blocks = tuple(number.to_bytes(16) for number in range(10_000 // CACHE_BLOCK_TOKENS))
     for request in (SimulatedRequest(n, 0.0, 10_000, 10, blocks) for n in range(2)):

@@ -7,9 +7,8 @@ import pytest
 from cluster.simulator.devices.request import SimulatedRequest
 from cluster.simulator.devices.transfer import PrefixFetcher
 from cluster.simulator.devices.worker import SimulatedWorker
-from cluster.simulator.simulation import Simulation, scenario_machines
+from cluster.simulator.simulation import Simulation
 from cluster.simulator.traffic import scenario_requests
-from cluster.sizing.policy import decide
 from router.placement.snapshot import PrefixFetch
 from tests.cluster.simulator.scenarios import mix, scenario
 
@@ -26,7 +25,7 @@ class FetchWorld:
             machine={"link_gb_per_s": link_gb_per_s},
             pools={"prefill": 4, "decode": 1},
         )
-        world = Simulation(of, scenario_machines(of), decide, False)
+        world = Simulation(of)
         self.clock, self.network = world.clock, world.network
         self.source, *self.workers, self.decode = world.fleet.workers
         self.requests = scenario_requests(of)
@@ -48,7 +47,7 @@ class FetchWorld:
 
     def run(self) -> None:
         self.clock.run_before(100.0)
-        assert not self.network.open_ends
+        assert not any((*self.network._in.values(), *self.network._out.values()))
 
 
 def test_fetches_from_one_worker_share_its_link(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,15 +8,14 @@ import pytest
 
 from bench.lib.routing_policies import least_loaded
 from cluster.simulator.devices.request import SimulatedRequest
-from cluster.simulator.simulation import Simulation, scenario_machines
-from cluster.sizing.policy import decide
+from cluster.simulator.simulation import Simulation
 from protocol.roles import Role
 from tests.cluster.simulator.scenarios import NO_DEADLINE, mix, scenario
 
 
 def world_of(**rest: Any) -> Simulation:
     of = scenario(mix(1), seconds=1, **NO_DEADLINE, **rest)
-    return Simulation(of, scenario_machines(of), decide, False)
+    return Simulation(of)
 
 
 def add_worker(world: Simulation, home: Role) -> None:
