@@ -216,15 +216,6 @@ class RoutingSection(Section):
             raise ValueError("expected load_age_ms of at least 1, or 0 with a single router")
         return self
 
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_policy(cls, given: object) -> object:
-        if isinstance(given, dict) and "policy" in given:
-            raise ValueError(
-                "policy is gone: routers always choose workers by their predicted cost"
-            )
-        return given
-
 
 class ScalingSection(AutoscalerSection):
     """The configuration's section `autoscaler`, and how long starts take in the simulation."""

@@ -54,7 +54,7 @@ def test_requests_of_a_mix_that_begins_after_the_end_are_none() -> None:
     ("change", "told"),
     [
         ({"pools": {"decod": 1}}, "pools.decod: unknown key"),
-        ({"routing": {"policy": "cost"}}, "routing: policy is gone"),
+        ({"routing": {"policy": "cost"}}, "routing.policy: unknown key"),
         ({"routing": {"routers": 2}}, "routing: expected load_age_ms of at least 1"),
         ({"pools": {"decode": 0}}, "pools.decode: must be greater than or equal to 1, not 0"),
         ({"pools": {"decode": "abc"}}, "pools.decode: expected a whole number, not 'abc'"),
