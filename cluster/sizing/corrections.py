@@ -54,11 +54,11 @@ def record_corrections(
     *,
     lacks_room: bool,
 ) -> SizingMemory:
-    """Return the memory after this observation.
+    """Return the memory with the corrections after this observation.
 
-    ``answered``: the mix of the prompts that were answered. ``expected``: its prediction for the
-    serving workers with the corrections so far. ``lacks_room``: sequences wait for pages, so that
-    their TPOT says nothing about the speed of decode.
+    ``mix``: of all requests. ``answered``: the mix of the prompts that were answered. ``expected``:
+    its prediction for the serving workers with the corrections so far. ``lacks_room``: sequences
+    wait for pages, so that their TPOT says nothing about the speed of decode.
     """
     memory, decode = snapshot.memory, snapshot.memory.corrections.decode
     if is_stable(snapshot) and not lacks_room:

@@ -191,7 +191,11 @@ class Stepper:
         drawing = list(plan.decode) + [s for s, n in plan.chunks if s.remaining == n]
         self._cost.add(self._scheduler.counters.done, plan, work, len(drawing))
         drawn = self._compute(plan, drawing, layout)
-        self._timer.end(work, done=bool(drawing) or self._model.device.type == "cpu")
+        done = bool(drawing) or self._model.device.type == "cpu"
+        drafting = self.speculator if plan.draft_nodes else None
+        self._timer.end(
+            work, done=done, before_s=0.0 if drafting is None else drafting.drafting_left_s
+        )
         manager = self._scheduler.manager
         for sequence, count in plan.chunks:
             sequence.computed += count

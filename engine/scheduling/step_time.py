@@ -253,13 +253,14 @@ class StepTimer:
             self._work = StepWork()
         self._steps += 1
 
-    def end(self, work: StepWork, *, done: bool) -> None:
+    def end(self, work: StepWork, *, done: bool, before_s: float = 0.0) -> None:
         """Record the ``work`` of the step that began last. ``done`` says that the device has
-        finished it, so that the time can be measured."""
+        finished it, so that the time can be measured. ``before_s``: for so long it computed drafts
+        first, which the costs of proposing have."""
         self._work = self._work.plus(work)
         if done:
             self._ended = self._clock()
-            seconds, waited_s = self._ended - self._began, 0.0
+            seconds, waited_s = self._ended - self._began - before_s, 0.0
             if self._core_clock is not None:
                 waited_s = max(0.0, seconds - (self._core_clock() - self._core_began))
             self._model.observe(self._work, seconds, self._steps, waited_s=waited_s)

@@ -40,6 +40,11 @@ class DeviceSpan:
             self._events[1].record()
 
     @property
+    def left_s(self) -> float:
+        """Seconds for which a GPU worked on after the host had launched the span; 0 on a CPU."""
+        return max(0.0, self.seconds - self._host_s)
+
+    @property
     def seconds(self) -> float:
         """Seconds of the last span. On a GPU that has not completed the work yet, these are the
         seconds of launching it."""

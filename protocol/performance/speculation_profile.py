@@ -35,7 +35,7 @@ class SpeculationProfile(msgspec.Struct, frozen=True, kw_only=True):
     per_pass_s: float = 0.0  # of the proposer; a sequence's n drafts take n passes
     per_node_s: float = 0.0  # of proposing one draft
     per_sequence_s: float = 0.0  # of proposing for one sequence, whatever the number of its drafts
-    per_step_s: float = 0.0  # of verifying at all
+    per_step_s: float = 0.0  # of a step that verifies, beyond a plain one by the StepModel
     row_s: float = 0.0  # that verifying one draft adds to the model's pass, beyond ``free_rows``
     free_rows: float = 0.0  # rows of a pass, sequences and drafts, that add nothing
     passes_per_node: float = 1.0  # 0: one pass proposes all drafts of a step, as heads do

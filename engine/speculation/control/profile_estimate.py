@@ -28,8 +28,8 @@ class ProfileEstimate:
         self, gains: Vector, rows: Vector, costs: BatchCosts, verify: float, overhead_s: float
     ) -> None:
         """Add a decision: the arguments of ``choose_draft_lengths``, observed over predicted
-        seconds of verifying, and the seconds of verifying at all. Sequences of a class with too
-        few drafts to know its acceptance have no gains, and do not count."""
+        seconds of verifying, and ``StepCostModel.overhead``. Sequences of a class with too few
+        drafts to know its acceptance have no gains, and do not count."""
         known = gains[:, 0] > 0.0
         if known.any():
             mean_rows = rows[known].mean(axis=1, keepdims=True)

@@ -150,6 +150,11 @@ class Speculator:
             accepted = [len(nodes) for nodes in step.accepted]
             counts.step(proposed, accepted, self._proposing.seconds)
 
+    @property
+    def drafting_left_s(self) -> float:
+        """Seconds for which a GPU still computed the last drafts after they had been launched."""
+        return self._proposing.left_s
+
     def _outcome(self, step: DecodedStep, proposed: Sequence[int]) -> StepOutcome:
         plan = step.plan
         return StepOutcome(

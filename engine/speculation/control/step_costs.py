@@ -202,8 +202,9 @@ class StepCostModel:
 
     def overhead(self, batch: int, kv_tokens: int) -> float:
         """Return the seconds of verifying at all, beyond those of a plain step by the model that
-        the engine reports. That model is fitted to steps with drafts as well, so that it contains
-        some of them where the engine drafts."""
+        the engine reports, to which others add them. That model is fitted to steps with drafts as
+        well, so that it contains some of them where the engine drafts; and what a line leaves out
+        at this batch counts here."""
         verify, fitted = self.filter(batch).verify * self.predicted(batch, kv_tokens), self.fitted()
         if fitted is None:
             return max(0.0, verify - self.plain(batch, kv_tokens))

@@ -329,3 +329,14 @@ def test_observing_a_step_is_cheap() -> None:
             model.observe(work, TRUE.seconds(work))
         best = min(best, (time.thread_time() - began) / len(works))
     assert best < 150e-6  # 15 us where nothing else runs
+
+
+def test_drafts_that_a_device_computes_first_are_no_part_of_the_step() -> None:
+    now = iter(float(at) for at in range(100))
+    model, alone = StepTimeModel(), StepTimeModel()
+    timer = StepTimer(model, lambda: next(now))
+    for _ in range(20):
+        timer.begin()
+        timer.end(StepWork(8, 100), done=True, before_s=0.75)
+        alone.observe(StepWork(8, 100), 0.25)
+    assert model.known is not None and model.known == alone.known

@@ -45,9 +45,9 @@ def test_a_span_on_a_cpu_is_measured_by_the_clock() -> None:
     clock.now = 0.25
     span.end()
     clock.now = 9.0
-    assert span.seconds == 0.25
+    assert span.seconds == 0.25 and span.left_s == 0.0
     span.clear()
-    assert span.seconds == 0.0
+    assert span.seconds == span.left_s == 0.0
 
 
 def test_a_span_on_a_gpu_is_measured_by_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +61,9 @@ def test_a_span_on_a_gpu_is_measured_by_the_gpu(monkeypatch: pytest.MonkeyPatch)
         clock.now += 0.001
         span.end()
         assert span.seconds == pytest.approx(0.001)  # launched, not completed
+        assert span.left_s == 0.0
         monkeypatch.setattr(DeviceEvent, "passed", True)
         assert span.seconds == pytest.approx(0.004)
+        assert span.left_s == pytest.approx(0.003)  # after it was launched
     span.clear()
     assert span.seconds == 0.0

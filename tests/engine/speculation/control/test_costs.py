@@ -168,6 +168,13 @@ def test_recorded_steps_cost_what_their_rows_do() -> None:
     assert StepCostModel(curve).padded(4, 4, 0) is None
 
 
+def test_drafts_that_are_not_proposed_make_no_room_for_nodes() -> None:
+    costs = StepCostModel(LatencyCurve(np.linspace(1e-2, 2e-2, 65)), rows=lambda *_: 32)
+    plain = costs.plain(4, 0)
+    assert costs.extra_seconds(step(4, [], plain + 1e-3, 1e-3), plain) == pytest.approx(1e-3)
+    assert costs.extra_seconds(step(4, [3, 0, 0, 0], 0.0, 0.0), plain) > 1e-3
+
+
 def test_curve_knows_where_passes_begin_to_take_much_longer() -> None:
     """On a GPU passes of up to 256 rows are recorded. Few counts fit into the budget here."""
     now = 0.0
