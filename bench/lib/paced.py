@@ -130,7 +130,7 @@ class PacedTimer(StepTimer):
             self._start = self._clock()
         self._busy = True
 
-    def end(self, work: StepWork, *, done: bool) -> None:
+    def end(self, work: StepWork, *, done: bool, before_s: float = 0.0) -> None:
         """Sleep until the declared time of the step has passed, and record how long it took."""
         seconds = self._device.seconds(work)
         left = self._start + seconds - self._clock()
