@@ -49,7 +49,7 @@ def plan_cost(request: PlanRequest, sized: SizedPools) -> PlanCost | None:
 
 
 class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The plan for ``wanted``; its fields are those of `baton plan --json`."""
+    """The plan for ``wanted``; `baton plan --json` has its fields, and more."""
 
     wanted: PlanRequest
     sized: SizedPools

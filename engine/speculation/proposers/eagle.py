@@ -63,7 +63,8 @@ class EagleProposer(Proposer):
         # By row and position modulo RING_TOKENS: the target's states of the token before.
         shape = (rows * RING_TOKENS, self._head.state_size)
         self._states = torch.zeros(*shape, dtype=model.dtype, device=model.device)
-        self._leases = [-1] * rows  # row lease of the states
+        # Row lease of the states. Nothing is to be forgotten: the next sequence has another.
+        self._leases = [-1] * rows
         self._start = np.zeros(rows, dtype=np.int64)
         self._done = np.zeros(rows, dtype=np.int64)
 

@@ -65,7 +65,8 @@ class MedusaProposer(Proposer):
         rows, hidden = len(state.length), model.config.hidden_size
         # The target's output for the token before the last one: [rows, hidden].
         self._hidden = torch.zeros(rows, hidden, dtype=model.dtype, device=model.device)
-        self._leases = [-1] * rows  # row lease of the hidden state
+        # Row lease of the hidden state. Nothing is to be forgotten: the next sequence has another.
+        self._leases = [-1] * rows
 
     def passes(self, nodes: int) -> int:
         return 1 if nodes else 0
