@@ -245,16 +245,13 @@ class Placer:
 
     def _snapshot(self, view: PlacementView, avoid: Collection[str]) -> PlacementSnapshot:
         routers = self._pool.routers
-        awaiting = self.awaiting_each(self._pool.prefill.keys(), routers)
-        prefill = [
-            self._prefill_state(record, view, awaiting)
-            for record in self._pool.prefill.values()
-            if not record.draining
-        ]
+        serving = {i: r for i, r in self._pool.prefill.items() if not r.draining}
+        awaiting = self.awaiting_each(serving.keys(), routers)
+        prefill = [self._prefill_state(record, view, awaiting) for record in serving.values()]
         ready = [link for link in self._pool.links.values() if link.ready]
         able = [link for link in ready if not link.down] or ready
         fresh = [link for link in able if link.record.instance not in avoid]
-        awaiting = self.awaiting_each(self._pool.links.keys(), routers)
+        awaiting = self.awaiting_each({link.record.instance for link in able}, routers)
         decode = [self._decode_state(link, view, awaiting) for link in fresh or able]
         network = self.estimates.network(self._ledger.active)
         return PlacementSnapshot(prefill, decode, network, self.estimates.outputs.mean)
