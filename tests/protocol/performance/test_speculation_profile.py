@@ -72,7 +72,9 @@ def test_drafts_of_a_step_are_limited() -> None:
 
 
 def test_the_chosen_length_is_that_of_the_worker_s_own_choice() -> None:
-    """``choose_draft_lengths`` has the same best number of tokens a second for equal sequences."""
+    """``choose_draft_lengths`` has the same best number of tokens a second for equal sequences,
+    where rows begin to cost between two drafts of each. Elsewhere it may fill the free rows with
+    one more draft for some of them, which ``decode_pace`` does not look at."""
     random = Random(1)
     for _ in range(400):
         places, batch = random.randint(1, 8), random.choice((1, 4, 16, 64))
